@@ -1,0 +1,29 @@
+"""Ids on the wire: opaque strings, 1 to 128 bytes of ``[A-Za-z0-9._:-]`` (SPEC section 10)."""
+
+import re
+from typing import Final, NewType
+
+from sideband.errors import InvalidId
+
+RunId = NewType("RunId", str)
+RequestId = NewType("RequestId", str)
+SessionId = NewType("SessionId", str)
+RolloutId = NewType("RolloutId", str)
+GroupId = NewType("GroupId", str)
+LeaseId = NewType("LeaseId", str)
+SampleId = NewType("SampleId", str)
+
+ID_BYTES_MAX: Final = 128
+ID_PATTERN: Final = r"^[A-Za-z0-9._:-]{1,128}$"
+_ID = re.compile(ID_PATTERN)
+
+
+def check_id(field: str, value: object) -> str:
+    """``value`` itself when it is a legal id that is not a path component with a meaning.
+
+    Raises InvalidId otherwise; ``field`` names the culprit in the message.
+    """
+    # fullmatch: with match, "$" would accept a trailing newline.
+    if not isinstance(value, str) or not _ID.fullmatch(value) or value in {".", ".."}:
+        raise InvalidId(field, value)
+    return value
