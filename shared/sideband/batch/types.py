@@ -85,7 +85,8 @@ class SequenceSpan:
 class MicroBatch:
     """Packed samples [1, L]. Spans tile [0, L).
 
-    Segments lie in packed positions, disjoint per field. On pads: token id 0, loss mask False, logprob 0, and no segments. A dummy has no real sequence.
+    Segments lie in packed positions, disjoint per field. On pads: token id 0,
+    loss mask False, logprob 0, and no segments. A dummy has no real sequence.
     """
 
     token_ids_L: NDArray[np.int32]

@@ -1,0 +1,13 @@
+"""Settings of every test: hypothesis profiles. A failing example prints its seed."""
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "fast",
+    max_examples=50,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("thorough", parent=settings.get_profile("fast"), max_examples=1000)
+settings.load_profile("fast")
