@@ -1,0 +1,118 @@
+"""Builds the FastAPI application of a service: the routes that all have, errors, limits, metrics.
+
+A service's ``app.py`` creates its clients, queues and tasks in a lifespan and calls ``build_app``.
+"""
+
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from importlib import metadata
+from typing import Any
+
+from fastapi import APIRouter, Depends, FastAPI, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from pydantic import BaseModel, Field
+
+from services.kit import problems
+from services.kit.auth import TokenCheck
+from services.kit.middleware import BodyLimit, RequestLog, RequestMetrics
+from services.kit.problems import Problem, Unauthorized, responses
+from services.kit.settings import ServiceSettings
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+ReadyCheck = Callable[[], Awaitable[list[str]]]
+
+
+class NotReady(Problem):
+    """The service runs but cannot do its work yet; ``reasons`` says why."""
+
+    status, code, title = 503, "not_ready", "Not ready"
+
+
+class Health(BaseModel):
+    """The process answers."""
+
+    status: str = Field(description="Always ok.", examples=["ok"])
+
+
+class Version(BaseModel):
+    """What runs."""
+
+    service: str = Field(description="Name of the service.", examples=["orchestrator"])
+    version: str = Field(description="Version of Sideband.", examples=["0.1.0"])
+    python: str = Field(description="Version of Python.", examples=["3.11.7"])
+
+
+class Config(BaseModel):
+    """Effective settings; secrets are stars."""
+
+    settings: dict[str, Any] = Field(
+        description="Each setting and its value.", examples=[{"port": 8200}]
+    )
+
+
+def build_app(
+    *,
+    name: str,
+    description: str,
+    settings: ServiceSettings,
+    lifespan: Lifespan,
+    routers: Sequence[APIRouter],
+    ready: ReadyCheck,
+    registry: CollectorRegistry,
+) -> FastAPI:
+    """The application. ``ready`` returns why the service cannot work yet; nothing means ready."""
+    app = FastAPI(
+        title=f"Sideband {name.replace('_', ' ')}",
+        description=description,
+        version=metadata.version("sideband"),
+        lifespan=lifespan,
+    )
+    problems.install(app)
+    # The last one added is the outermost: the log sees what the limit refuses.
+    app.add_middleware(BodyLimit, body_bytes_max=settings.body_bytes_max)
+    app.add_middleware(RequestLog, metrics=RequestMetrics(registry))
+    token_check = Depends(TokenCheck(settings.admin_tokens))
+    app.include_router(_common(name, ready, registry))
+    app.include_router(
+        _config(settings), dependencies=[token_check], responses=responses(Unauthorized)
+    )
+    for router in routers:
+        app.include_router(router, dependencies=[token_check], responses=responses(Unauthorized))
+    return app
+
+
+def _common(name: str, ready: ReadyCheck, registry: CollectorRegistry) -> APIRouter:
+    router = APIRouter(tags=["service"])
+
+    @router.get("/healthz", summary="Is the process alive?")
+    async def health() -> Health:
+        return Health(status="ok")
+
+    @router.get("/readyz", summary="Can it do its work?", responses=responses(NotReady))
+    async def readiness() -> Health:
+        reasons = await ready()
+        if reasons:
+            raise NotReady("; ".join(reasons), reasons=reasons, headers={"Retry-After": "1"})
+        return Health(status="ok")
+
+    @router.get("/version", summary="What runs here?")
+    async def version() -> Version:
+        python = ".".join(str(part) for part in sys.version_info[:3])
+        return Version(service=name, version=metadata.version("sideband"), python=python)
+
+    @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+def _config(settings: ServiceSettings) -> APIRouter:
+    router = APIRouter(tags=["service"])
+
+    @router.get("/v1/config", summary="Effective settings, secrets hidden")
+    async def config() -> Config:
+        return Config(settings=settings.shown())
+
+    return router

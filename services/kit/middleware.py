@@ -1,0 +1,110 @@
+"""Pure ASGI middleware: request logs and metrics by route template, and a bound on every body."""
+
+import contextlib
+import time
+from typing import Final
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.kit.problems import BodyTooLarge, render
+
+SECONDS_BUCKETS: Final = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0)
+
+log = structlog.get_logger(__name__)
+
+
+class BodyLimit:
+    """Refuses a body over ``body_bytes_max``: at once when declared, else while it is read."""
+
+    def __init__(self, app: ASGIApp, *, body_bytes_max: int) -> None:
+        self._app, self._bytes_max = app, body_bytes_max
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > self._bytes_max:
+            await self._refuse(str(int(declared)), scope, receive, send)
+            return
+        read_bytes, has_started = 0, False
+
+        async def bounded() -> Message:
+            nonlocal read_bytes
+            message = await receive()
+            read_bytes += len(message.get("body", b""))
+            if read_bytes > self._bytes_max:
+                raise _TooMuch
+            return message
+
+        async def guarded(message: Message) -> None:
+            # Frameworks turn an error while a body is read into a 400 of their own: ours stands.
+            nonlocal has_started
+            if read_bytes <= self._bytes_max or has_started:
+                has_started = True
+                await send(message)
+
+        with contextlib.suppress(_TooMuch):  # answered below
+            await self._app(scope, bounded, guarded)
+        if read_bytes > self._bytes_max and not has_started:
+            await self._refuse(f"more than {self._bytes_max}", scope, receive, send)
+
+    async def _refuse(self, found: str, scope: Scope, receive: Receive, send: Send) -> None:
+        problem = BodyTooLarge(
+            f"The body has {found} bytes; at most {self._bytes_max} are taken.",
+            bytes_max=self._bytes_max,
+        )
+        await render(problem, scope["path"])(scope, receive, send)
+
+
+class _TooMuch(Exception):
+    """Ends the reading of a body; never leaves this module."""
+
+
+class RequestMetrics:
+    """Count and duration of requests, labelled by method, route template and status."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        labels = ("method", "route", "status")
+        self.requests_total = Counter(
+            "http_requests_total", "Requests answered.", labels, registry=registry
+        )
+        self.request_duration_seconds = Histogram(
+            "http_request_duration_seconds",
+            "Time until the answer was sent.",
+            labels[:2],
+            buckets=SECONDS_BUCKETS,
+            registry=registry,
+        )
+
+
+class RequestLog:
+    """Binds method and path to the log of each request, and counts it when it ends."""
+
+    def __init__(self, app: ASGIApp, *, metrics: RequestMetrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status, started_s = 499, time.monotonic()  # 499: the client left before an answer
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        with structlog.contextvars.bound_contextvars(method=scope["method"], path=scope["path"]):
+            try:
+                await self._app(scope, receive, noted)
+            finally:
+                route = getattr(scope.get("route"), "path", "unmatched")
+                method = scope["method"]
+                self._metrics.requests_total.labels(method, route, str(status)).inc()
+                self._metrics.request_duration_seconds.labels(method, route).observe(
+                    time.monotonic() - started_s
+                )

@@ -1,0 +1,22 @@
+"""Runs a service under uvicorn: logs first, then the application, then a bounded shutdown."""
+
+import uvicorn
+from fastapi import FastAPI
+
+from services.kit import logs
+from services.kit.settings import ServiceSettings
+
+
+def serve(app: FastAPI, settings: ServiceSettings) -> None:
+    """Serve until SIGTERM or SIGINT; open requests get ``drain_timeout_s`` to end."""
+    logs.configure(settings)
+    uvicorn.run(
+        app,
+        host=settings.host,
+        port=settings.port,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, int(settings.drain_timeout_s)),
+        h11_max_incomplete_event_size=64 << 10,
+    )
