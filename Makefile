@@ -1,8 +1,67 @@
-# Every target sets up what it needs; CI calls `make check`. See README.md.
+# Every target sets up what it needs. CI calls `make check`, nothing else.
 PYTHON ?= python3
-VENV := .venv
-BIN := $(VENV)/bin
+# SIDEBAND_TORCH=0 leaves torch out: its tests are then skipped by name.
+SIDEBAND_TORCH ?= 1
+BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest
 .DEFAULT_GOAL := help
+.PHONY: help demo test test-fast test-slow lint types check openapi lock up down build clean torch
 
-help:
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+help: ## this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+.venv/.ready: pyproject.toml requirements.lock
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Sideband needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+.venv/.torch: .venv/.ready requirements-torch.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-torch.lock
+	@touch $@
+
+ifeq ($(SIDEBAND_TORCH),0)
+torch: .venv/.ready
+else
+torch: .venv/.torch
+endif
+
+demo: .venv/.ready ## the whole path on this machine: four ways, compared bitwise (under 2 minutes)
+	$(BIN)/python -m simulation demo --out demo-out
+
+test: test-fast test-slow ## every test: fast tier with coverage, then real processes and containers
+
+test-fast: torch ## the fast tier: unit, properties, golden, services in process
+	rm -f .coverage .coverage.*
+	$(PYTEST) -n 2 -m "not e2e and not docker" --cov --cov-report=term --cov-fail-under=95
+
+test-slow: torch ## real processes and containers; skipped by name where no engine runs
+	$(PYTEST) -m "e2e or docker"
+
+lint: .venv/.ready ## ruff: format and rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: torch ## mypy strict over library, services, simulation and tests
+	$(BIN)/mypy
+
+check: lint types test ## exactly what CI runs
+
+openapi: .venv/.ready ## write the OpenAPI documents to docs/openapi
+	$(BIN)/python -m services.kit.openapi docs/openapi
+
+lock: .venv/.ready ## refresh the lock files from this environment
+	$(BIN)/python -m pip freeze --exclude-editable | $(PYTHON) scripts/lock.py
+
+up: ## the same as containers, checked against the seeded truth
+	docker compose up --build --exit-code-from checker
+
+down: ## stop the containers and remove their volume
+	docker compose down --volumes
+
+build: .venv/.ready ## the wheel: the library alone
+	$(BIN)/python -m build --wheel
+
+clean: ## remove what the targets made
+	rm -rf .venv build dist demo-out .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
