@@ -48,8 +48,8 @@ types: torch ## mypy strict over library, services, simulation and tests
 
 check: lint types test ## exactly what CI runs
 
-openapi: .venv/.ready ## write the OpenAPI documents to docs/openapi
-	$(BIN)/python -m services.kit.openapi docs/openapi
+openapi: .venv/.ready ## write docs/openapi and docs/settings.md
+	$(BIN)/python -m services.kit.documents docs
 
 lock: .venv/.ready ## refresh the lock files from this environment
 	$(BIN)/python -m pip freeze --exclude-editable | $(PYTHON) scripts/lock.py

@@ -51,6 +51,16 @@ class Config(BaseModel):
     )
 
 
+class ProblemApp(FastAPI):
+    """FastAPI whose document shows errors in the one form that is sent."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The document; made once."""
+        if self.openapi_schema is None:
+            self.openapi_schema = problems.only_problems(super().openapi())
+        return self.openapi_schema
+
+
 def build_app(
     *,
     name: str,
@@ -62,7 +72,7 @@ def build_app(
     registry: CollectorRegistry,
 ) -> FastAPI:
     """The application. ``ready`` returns why the service cannot work yet; nothing means ready."""
-    app = FastAPI(
+    app = ProblemApp(
         title=f"Sideband {name.replace('_', ' ')}",
         description=description,
         version=metadata.version("sideband"),

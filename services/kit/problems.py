@@ -88,7 +88,6 @@ def responses(*kinds: type[Problem]) -> dict[int | str, dict[str, Any]]:
         status: {
             "model": ProblemBody,
             "description": "; ".join(dict.fromkeys(f"{kind.code}: {kind.title}" for kind in group)),
-            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemBody"}}},
         }
         for status, group in sorted(by_status.items())
     }
@@ -163,6 +162,19 @@ def install(app: FastAPI) -> None:
         # The process edge: the trace goes to the log, never to the client.
         log.exception("request_crashed", path=request.url.path, error=type(error).__name__)
         return render(Problem("An unexpected error; the log has it."), request.url.path)
+
+
+def only_problems(document: dict[str, Any]) -> dict[str, Any]:
+    """An OpenAPI document in which every error answer is a problem and nothing else."""
+    reference = {"schema": {"$ref": "#/components/schemas/ProblemBody"}}
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            for status, answer in operation["responses"].items():
+                if status >= "400":
+                    answer["content"] = {MEDIA_TYPE: reference}
+    for unused in ("HTTPValidationError", "ValidationError"):
+        document["components"]["schemas"].pop(unused, None)
+    return document
 
 
 def faults_of(errors: Iterable[Mapping[str, Any]]) -> list[Fault]:
