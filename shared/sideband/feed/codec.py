@@ -1,0 +1,178 @@
+"""Steps over HTTP and chunks over ZMQ as bytes: docs/feed-protocol.md sections 1 and 2.
+
+Decoded arrays are read-only views of the body, so a held step costs what its body costs. A decoder
+checks everything (lengths, ranges, tiling, places) and raises MalformedStep, which names
+the element; it never allocates more than the bytes that it was given account for.
+
+Legend: L tokens of a packed row, E tokens that travel.
+"""
+
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import msgspec
+from sideband.batch.types import Chunk, Layout, MicroBatch
+from sideband.errors import InvalidInput
+from sideband.feed.errors import MalformedStep, UnreadableStep
+from sideband.feed.limits import (
+    CP_SIZE_MAX,
+    DP_SIZE_MAX,
+    MICRO_BATCHES_MAX,
+    STEP_BODY_BYTES_MAX,
+    STEP_MAX,
+)
+from sideband.feed.rows import RowsWire, decode_rows, encode_rows
+from sideband.ids import RunId, check_id
+from sideband.model import ModelShape
+
+STEP_CONTENT_TYPE: Final = "application/vnd.sideband.step+msgpack"
+STEP_MAGIC: Final = "sideband.step"
+STEP_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Step:
+    """The grid of one step: ``grid[dp_rank]`` are that data rank's micro batches, equally many.
+
+    Without a ``model`` no micro batch has segments.
+    """
+
+    run_id: RunId
+    step: int
+    model: ModelShape | None
+    dp_size: int
+    cp_size: int
+    layout: Layout
+    grid: tuple[tuple[MicroBatch, ...], ...]
+
+    @property
+    def micro_batch_count(self) -> int:
+        """Micro batches of each data rank."""
+        return len(self.grid[0])
+
+
+class _StepHead(msgspec.Struct, array_like=True):
+    """The elements that every version shares; the rest is skipped, not read."""
+
+    magic: str
+    version: int
+
+
+class _StepWire(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    magic: str
+    version: int
+    run_id: str
+    step: int
+    model: ModelShape | None
+    dp_size: int
+    cp_size: int
+    layout: Layout
+    grid: list[list[RowsWire]]
+
+
+W = TypeVar("W")
+
+
+def encode_step(step: Step) -> bytes:
+    """The body of ``PUT /v1/steps/{step}``. The grid must be rectangular and not empty."""
+    assert len(step.grid) == step.dp_size, "one list of micro batches per data rank"
+    assert len({len(row) for row in step.grid}) == 1, "data ranks get equally many micro batches"
+    wire = _StepWire(
+        STEP_MAGIC,
+        STEP_VERSION,
+        step.run_id,
+        step.step,
+        step.model,
+        step.dp_size,
+        step.cp_size,
+        step.layout,
+        [[encode_rows(batch, step.model) for batch in row] for row in step.grid],
+    )
+    return msgspec.msgpack.encode(wire)
+
+
+def decode_step(body: bytes | bytearray | memoryview) -> Step:
+    """The step in ``body``, fully checked. Raises UnreadableStep or MalformedStep."""
+    view = memoryview(body)
+    if view.nbytes > STEP_BODY_BYTES_MAX:
+        rule = f"holds {view.nbytes} bytes, at most {STEP_BODY_BYTES_MAX} are read"
+        raise MalformedStep("body", rule)
+    head = _decode("body", view, _StepHead)
+    if head.magic != STEP_MAGIC:
+        raise MalformedStep("magic", f"must be {STEP_MAGIC!r}")
+    if head.version != STEP_VERSION:
+        raise UnreadableStep(head.version, readable=STEP_VERSION)
+    wire = _decode("body", view, _StepWire)
+    _check_step(wire)
+    grid = tuple(
+        tuple(
+            decode_rows(f"grid[{dp}][{index}]", rows, wire.model, is_chunk=False).micro_batch()
+            for index, rows in enumerate(row)
+        )
+        for dp, row in enumerate(wire.grid)
+    )
+    _check_layout(wire, grid)
+    return Step(
+        run_id=RunId(wire.run_id),
+        step=wire.step,
+        model=wire.model,
+        dp_size=wire.dp_size,
+        cp_size=wire.cp_size,
+        layout=wire.layout,
+        grid=grid,
+    )
+
+
+def encode_chunk(chunk: Chunk, model: ModelShape | None) -> bytes:
+    """The body frame of MICRO_BATCH."""
+    return msgspec.msgpack.encode(encode_rows(chunk, model))
+
+
+def decode_chunk(body: bytes | bytearray | memoryview, model: ModelShape | None) -> Chunk:
+    """The chunk in a body frame, fully checked against the step's model. Raises MalformedStep."""
+    wire = _decode("chunk", memoryview(body), RowsWire)
+    return decode_rows("chunk", wire, model, is_chunk=True).chunk()
+
+
+def _decode(element: str, body: memoryview, kind: type[W]) -> W:
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except msgspec.MsgspecError as exc:  # truncated, wrong types, too deep, not UTF-8
+        raise MalformedStep(element, str(exc)) from exc
+    except (UnicodeDecodeError, RecursionError) as exc:
+        raise MalformedStep(element, str(exc)) from exc
+
+
+def _check_step(wire: _StepWire) -> None:
+    try:
+        check_id("run_id", wire.run_id)
+        if wire.model is not None:
+            wire.model.check()
+    except InvalidInput as exc:
+        raise MalformedStep(exc.field, str(exc)) from exc
+    for name, value, upper in (
+        ("step", wire.step, STEP_MAX),
+        ("dp_size", wire.dp_size, DP_SIZE_MAX),
+        ("cp_size", wire.cp_size, CP_SIZE_MAX),
+    ):
+        if not 1 <= value <= upper:
+            raise MalformedStep(name, f"is {value}, must lie in [1, {upper}]")
+    counts = {len(row) for row in wire.grid}
+    if len(wire.grid) != wire.dp_size or len(counts) != 1:
+        raise MalformedStep("grid", f"must be {wire.dp_size} lists of equal length")
+    if not 1 <= counts.pop() <= MICRO_BATCHES_MAX:
+        raise MalformedStep("grid", f"must hold 1 to {MICRO_BATCHES_MAX} micro batches per rank")
+
+
+def _check_layout(wire: _StepWire, grid: tuple[tuple[MicroBatch, ...], ...]) -> None:
+    """Every row must divide over the context-parallel ranks in the step's layout."""
+    for dp, row in enumerate(grid):
+        for index, batch in enumerate(row):
+            if wire.layout == "contiguous":
+                divides = len(batch) % wire.cp_size == 0
+            else:
+                pad = 2 * wire.cp_size
+                divides = all((span.stop - span.start) % pad == 0 for span in batch.spans)
+            if not divides:
+                rule = f"does not divide over {wire.cp_size} ranks in {wire.layout} layout"
+                raise MalformedStep(f"grid[{dp}][{index}]", rule)
