@@ -24,12 +24,11 @@ from sideband.batch.rows import (
     NEUTRAL_TEMPERATURE,
     UNKNOWN_WEIGHT_VERSION,
 )
+from sideband.batch.turns import Kind, kind_of
 from sideband.batch.types import Layout, MicroBatch, Sample, SequenceSpan
 from sideband.errors import InvalidInput
-from sideband.segments import AnySegment, Field, Form, PayloadSegment, shift
+from sideband.segments import AnySegment, shift
 
-# (form, field, dtype, row shape) of each field that the samples of a bin carry
-Kind = tuple[Form, Field, str, tuple[int, ...]]
 PackingKey = tuple[Kind, ...]
 
 
@@ -117,7 +116,7 @@ def _check(ordered: Sequence[Sample], plan: PackingPlan) -> None:
 
 def packing_key(sample: Sample) -> PackingKey:
     """What must be equal within a micro batch. Raises InvalidInput when the sample itself mixes."""
-    kinds = {_kind(segment) for segment in sample.segments}
+    kinds = {kind_of(segment) for segment in sample.segments}
     forms = {kind[0] for kind in kinds}
     if len(forms) > 1 or len({kind[1] for kind in kinds}) < len(kinds):
         rule = "must be of one form, dtype and shape per field"
@@ -127,14 +126,6 @@ def packing_key(sample: Sample) -> PackingKey:
             f"sample {sample.sample_id}", sample.form, "must name its segments' form"
         )
     return tuple(sorted(kinds))
-
-
-def _kind(segment: AnySegment) -> Kind:
-    if isinstance(segment, PayloadSegment):
-        return ("handle", segment.field, segment.dtype, segment.shape)
-    if isinstance(segment.data, np.ndarray):
-        return ("inline", segment.field, segment.data.dtype.name, segment.data.shape[1:])
-    return ("inline", segment.field, "int32", ())
 
 
 def round_up(tokens: int, multiple: int) -> int:
