@@ -2,14 +2,13 @@
 
 A choice has P prompt and C completion tokens, N = P + C in all. The engine ran all but the last
 sampled one, so its routing rows end at position N − 1 (at N when it sampled nothing); its masks
-cover [P, N). What the writer does with rows and masks of a file happens here too, so that
-inline and by handle cannot differ: routed layers only, ids checked, invalid rows left out.
+cover [P, N). A choice becomes what a payload file is written from, and inline segments are made
+from that with the writer's own checks, so that inline and by handle cannot differ.
 
 Errors: InvalidInlineRouting, InvalidInlineMask (InvalidInput).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -21,22 +20,25 @@ from sideband.engines.npy import (
 )
 from sideband.errors import InvalidInput
 from sideband.masks.rows import MaskRows
+from sideband.masks.rules import first_row_without, first_unsorted_row
 from sideband.model import ModelShape
-from sideband.routing.rows import RowArray, select_layers, valid_rows
+from sideband.payload.checks import valid_runs
+from sideband.payload.columns import ChoicePayload, MaskColumn, RoutingRows
+from sideband.routing.rows import RowArray, select_layers
 from sideband.segments import InlineSegment
 
 __all__ = [
-    "InlineAnswer",
     "InvalidInlineMask",
     "InvalidInlineRouting",
     "RowArray",
+    "choice_payload",
     "decode_npy_base64",
     "decode_sampling_mask",
     "encode_npy_base64",
     "encode_sampling_mask",
-    "inline_answer",
     "inline_segments",
     "routing_position",
+    "segments_of",
 ]
 
 
@@ -45,19 +47,6 @@ class InvalidInlineMask(InvalidInput):
 
     def __init__(self, value: object, rule: str) -> None:
         super().__init__("sampling_mask", value, rule)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class InlineAnswer:
-    """What one choice carries: routed layers' rows from position ``pos`` on, and its masks.
-
-    ``routing_NLK`` is None when the answer has none; invalid rows are still in it. Mask row i
-    belongs to completion token i.
-    """
-
-    pos: int
-    routing_NLK: RowArray | None
-    masks: MaskRows | None
 
 
 def routing_position(
@@ -97,24 +86,23 @@ def decode_sampling_mask(
     if value is None:
         return None
     if not isinstance(value, list) or not all(isinstance(row, list) for row in value):
-        raise InvalidInlineMask(value, "must be a list of lists of token ids")
+        raise InvalidInlineMask(type(value).__name__, "must be a list of lists of token ids")
     flat = list(chain.from_iterable(value))
     if not set(map(type, flat)) <= {int}:  # bool is refused too: true is not a token id
-        raise InvalidInlineMask(value, "must hold integers")
+        raise InvalidInlineMask(
+            sorted({type(each).__name__ for each in flat}), "must hold integers"
+        )
     if flat and not 0 <= min(flat) <= max(flat) < vocab_size:
         raise InvalidInlineMask(
             f"ids {min(flat)}..{max(flat)}", f"must lie in the vocabulary [0, {vocab_size})"
         )
     starts_N = np.zeros(len(value) + 1, np.int64)
     np.cumsum([len(row) for row in value], out=starts_N[1:])
-    ids_M = np.array(flat, np.int32)
-    descends_M = np.concatenate((np.zeros(1, np.bool_), ids_M[1:] <= ids_M[:-1]))[: len(ids_M)]
-    firsts = starts_N[:-1][np.diff(starts_N) > 0]
-    descends_M[firsts] = False  # rows are independent of each other
-    if descends_M.any():
-        row = int(np.searchsorted(starts_N, np.flatnonzero(descends_M)[0], side="right")) - 1
-        raise InvalidInlineMask(value[row], f"must ascend without repeats (row {row})")
-    return MaskRows(starts_N, ids_M)
+    masks = MaskRows(starts_N, np.array(flat, np.int32))
+    row = first_unsorted_row(masks)
+    if row is not None:
+        raise InvalidInlineMask(value[row][:16], f"must ascend without repeats (row {row})")
+    return masks
 
 
 def encode_sampling_mask(masks: MaskRows) -> list[list[int]]:
@@ -123,7 +111,7 @@ def encode_sampling_mask(masks: MaskRows) -> list[list[int]]:
     return [ids[starts[i] : starts[i + 1]] for i in range(len(masks))]
 
 
-def inline_answer(
+def choice_payload(
     routed_experts: str | None,
     sampling_mask: Sequence[Sequence[int]] | None,
     *,
@@ -132,30 +120,47 @@ def inline_answer(
     completion_token_ids: Sequence[int] | NDArray[np.int32],
     prompt_start: int,
     model: ModelShape,
-) -> InlineAnswer:
-    """One choice's rows and masks, checked against ``model`` and the tokens they belong to.
+    choice: int = 0,
+) -> ChoicePayload:
+    """One choice as a payload file is written from it, checked against ``model`` and its tokens.
 
-    ``layer_ids`` are the answer's own columns; None means every decoder layer. Raises
-    InvalidInlineRouting and InvalidInlineMask.
+    ``layer_ids`` are the answer's own columns; None means every decoder layer. Invalid rows are
+    still in it. Raises InvalidInlineRouting and InvalidInlineMask.
     """
-    sampled_C = np.asarray(completion_token_ids, np.int64)
+    sampled_C = _token_ids(completion_token_ids, model.vocab_size)
     masks = decode_sampling_mask(sampling_mask, vocab_size=model.vocab_size)
     if masks is not None:
         _check_members(masks, sampled_C)
-    if routed_experts is None:
-        return InlineAnswer(pos=0, routing_NLK=None, masks=masks)
-    columns = tuple(range(model.num_layers)) if layer_ids is None else tuple(layer_ids)
-    tokens = prompt_tokens + len(sampled_C)
-    bytes_max = tokens * len(columns) * model.top_k * model.row_dtype.itemsize
-    rows_all = decode_npy_base64(routed_experts, bytes_max=bytes_max)
-    rows = _routed_rows(rows_all, columns, model)
-    pos = routing_position(
-        rows=len(rows),
-        prompt_tokens=prompt_tokens,
-        completion_tokens=len(sampled_C),
-        prompt_start=prompt_start,
+    routing: RoutingRows | None = None
+    if routed_experts is not None:
+        columns = tuple(range(model.num_layers)) if layer_ids is None else tuple(layer_ids)
+        tokens = prompt_tokens + len(sampled_C)
+        bytes_max = tokens * len(columns) * model.top_k * model.row_dtype.itemsize
+        rows_all = decode_npy_base64(routed_experts, bytes_max=bytes_max)
+        rows = _routed_rows(rows_all, columns, model)
+        pos = routing_position(
+            rows=len(rows),
+            prompt_tokens=prompt_tokens,
+            completion_tokens=len(sampled_C),
+            prompt_start=prompt_start,
+        )
+        routing = RoutingRows(pos=pos, rows_NLK=rows)
+    column = (
+        None
+        if masks is None
+        else MaskColumn(pos=prompt_tokens, masks=masks, sampled_token_ids_N=sampled_C)
     )
-    return InlineAnswer(pos=pos, routing_NLK=rows, masks=masks)
+    return ChoicePayload(choice=choice, routing=routing, masks=column)
+
+
+def _token_ids(token_ids: Sequence[int] | NDArray[np.int32], vocab_size: int) -> NDArray[np.int32]:
+    if len(token_ids) and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+        raise InvalidInput(
+            "completion_token_ids",
+            f"{min(token_ids)}..{max(token_ids)}",
+            f"must lie in the vocabulary [0, {vocab_size})",
+        )
+    return np.asarray(token_ids, np.int32)
 
 
 def _routed_rows(rows_all: RowArray, columns: tuple[int, ...], model: ModelShape) -> RowArray:
@@ -180,22 +185,36 @@ def _routed_rows(rows_all: RowArray, columns: tuple[int, ...], model: ModelShape
     return rows
 
 
-def _check_members(masks: MaskRows, sampled_C: NDArray[np.int64]) -> None:
+def _check_members(masks: MaskRows, sampled_C: NDArray[np.int32]) -> None:
     """One row per completion token; each non-empty row holds its sampled token."""
     if len(masks) != len(sampled_C):
         raise InvalidInlineMask(
             f"{len(masks)} rows", f"must be one per completion token, {len(sampled_C)}"
         )
-    counts_C = np.diff(masks.starts_N)
-    is_sampled_M = masks.ids_M == np.repeat(sampled_C, counts_C)
-    found_C = np.add.reduceat(np.append(is_sampled_M, False), masks.starts_N[:-1], dtype=np.int64)
-    missing = np.flatnonzero((counts_C > 0) & (found_C == 0))
-    if len(missing):
-        row = int(missing[0])
+    row = first_row_without(masks, sampled_C)
+    if row is not None:
         raise InvalidInlineMask(
             f"row {row} without its sampled token {int(sampled_C[row])}",
             "must hold the token that was sampled from it",
         )
+
+
+def segments_of(payload: ChoicePayload, model: ModelShape) -> tuple[InlineSegment, ...]:
+    """Inline segments of exactly the rows that a file written from ``payload`` holds.
+
+    Invalid routing rows are gaps. Raises what the writer raises for routing rows.
+    """
+    segments: list[InlineSegment] = []
+    if payload.routing is not None:
+        pos, rows = payload.routing.pos, payload.routing.rows_NLK
+        segments += [
+            InlineSegment(field="routed_experts", pos=pos + first, data=rows[first:last])
+            for first, last in valid_runs(payload.routing, model)
+        ]
+    if payload.masks is not None and len(payload.masks.masks):
+        masks = payload.masks
+        segments.append(InlineSegment(field="sampling_mask", pos=masks.pos, data=masks.masks))
+    return tuple(segments)
 
 
 def inline_segments(
@@ -208,11 +227,8 @@ def inline_segments(
     prompt_start: int,
     model: ModelShape,
 ) -> tuple[InlineSegment, ...]:
-    """One choice as inline segments, exactly the rows that a file written from it would hold.
-
-    Takes and raises what ``inline_answer`` does. Invalid routing rows are gaps.
-    """
-    answer = inline_answer(
+    """One choice of an inline answer as segments. Takes and raises what ``choice_payload`` does."""
+    payload = choice_payload(
         routed_experts,
         sampling_mask,
         layer_ids=layer_ids,
@@ -221,19 +237,4 @@ def inline_segments(
         prompt_start=prompt_start,
         model=model,
     )
-    segments: list[InlineSegment] = []
-    if answer.routing_NLK is not None:
-        rows = answer.routing_NLK
-        for start, stop in _runs(valid_rows(rows, id_space=model.id_space)):
-            segments.append(
-                InlineSegment(field="routed_experts", pos=answer.pos + start, data=rows[start:stop])
-            )
-    if answer.masks is not None and len(answer.masks):
-        segments.append(InlineSegment(field="sampling_mask", pos=prompt_tokens, data=answer.masks))
-    return tuple(segments)
-
-
-def _runs(valid_N: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Half-open ranges of consecutive True."""
-    edges = np.flatnonzero(np.diff(valid_N, prepend=False, append=False)).tolist()
-    return list(zip(edges[::2], edges[1::2], strict=True))
+    return segments_of(payload, model)

@@ -49,7 +49,7 @@ def decode_npy_base64(text: str, *, bytes_max: int) -> RowArray:
     is decoded. Raises InvalidInlineRouting.
     """
     if not isinstance(text, str):
-        raise InvalidInlineRouting(text, "must be a base64 string")
+        raise InvalidInlineRouting(type(text).__name__, "must be a base64 string")
     if len(text) // 4 * 3 > bytes_max + NPY_HEADER_BYTES_MAX:
         raise InvalidInlineRouting(
             f"{len(text)} characters", f"must hold {bytes_max} bytes at most"
@@ -57,7 +57,7 @@ def decode_npy_base64(text: str, *, bytes_max: int) -> RowArray:
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as exc:  # ValueError: characters outside ASCII
-        raise InvalidInlineRouting(text, "must be base64") from exc
+        raise InvalidInlineRouting(text[:64], "must be base64") from exc
     start = _header_stop(data)
     dtype, shape = _parse_header(data[:start])
     size_bytes = prod(shape) * dtype.itemsize
@@ -87,7 +87,7 @@ def _parse_header(header: bytes) -> tuple[RowDtype, list[int]]:
     text = header[10 if header[6] == 1 else 12 :].decode("latin-1")
     match = _HEADER.fullmatch(text)
     if match is None:
-        raise InvalidInlineRouting(text.strip(), "must be a plain npy header")
+        raise InvalidInlineRouting(text.strip()[:100], "must be a plain npy header")
     if match["dtype"] not in _DTYPES:
         raise InvalidInlineRouting(match["dtype"], "must be uint8 or little-endian uint16")
     if match["fortran"] == "True":
