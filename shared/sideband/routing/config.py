@@ -63,7 +63,7 @@ def text_config(hf_config: Mapping[str, object]) -> TextConfig:
         if not isinstance(inner, Mapping):
             break
         keys = inner
-        if _names(inner)[0]:  # a nameless part is explained by its wrapper's name
+        if any(_names(inner)):  # a nameless part is explained by its wrapper's name
             names = _names(inner)
     family = family_of(*names)
     if family is None:
@@ -91,10 +91,11 @@ def expert_count(config: TextConfig) -> int:
         raise DenseModel(switch, config.get(switch), "must be true: else no layer has experts")
     present = [key for key in EXPERT_KEYS if key in config.keys]
     if present and all(config.get(key) is None for key in present):  # null, unlike absent, says so
-        raise DenseModel(present[0], None, "is a dense model without a router")
+        raise DenseModel(present[0], None, "means a dense model without a router")
     count = _agreeing(config, EXPERT_KEYS, config.family.experts)
     if count < 2:  # one expert is an MLP: there is no choice to replay
-        raise DenseModel((*present, *EXPERT_KEYS)[0], count, "is a dense model without a router")
+        named = [key for key in present if config.get(key) is not None]
+        raise DenseModel((*named, *EXPERT_KEYS)[0], count, "means a dense model without a router")
     return count
 
 
