@@ -14,6 +14,7 @@ Errors: MalformedSegment (InvalidInput).
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final, Literal, Protocol, Self, TypeVar
 
 import msgspec
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from sideband.errors import InvalidInput
 from sideband.masks.rows import MaskRows
 from sideband.model import LAYERS_MAX, TOP_K_MAX, VOCAB_SIZE_MAX, RowDtype
+from sideband.ranges import Ranges
 
 Field = Literal["routed_experts", "sampling_mask"]
 Form = Literal["inline", "handle"]
@@ -136,6 +138,7 @@ class PayloadSegment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Both as one when ``other`` continues this one in file and position."""
         continues = (
             (self.file, self.offset, self.field) == (other.file, other.offset, other.field)
+            and (self.dtype, self.shape) == (other.dtype, other.shape)
             and self.stop == other.pos
             and self.row + self.rows == other.row
         )
@@ -211,42 +214,38 @@ def shift(segments: Iterable[S], by: int) -> list[S]:
 
 def coverage(segments: Iterable[S]) -> list[tuple[int, int]]:
     """The positions covered, as ascending disjoint half-open ranges; neighbours are joined."""
-    ranges: list[tuple[int, int]] = []
-    for pos, stop in sorted((segment.pos, segment.stop) for segment in segments):
-        if ranges and pos <= ranges[-1][1]:
-            ranges[-1] = (ranges[-1][0], max(ranges[-1][1], stop))
-        else:
-            ranges.append((pos, stop))
-    return ranges
+    return _covered(segments).to_list()
 
 
 def holes(segments: Iterable[S], *, start: int, stop: int) -> list[tuple[int, int]]:
     """The parts of [start, stop) that no segment covers, ascending."""
-    missing: list[tuple[int, int]] = []
-    reached = start
-    for pos, end in coverage(segments):
-        if min(pos, stop) > reached:
-            missing.append((reached, min(pos, stop)))
-        reached = max(reached, end)
-    if reached < stop:
-        missing.append((reached, stop))
-    return missing
+    return _covered(segments).missing(start, stop)
 
 
-def fill(base: Sequence[S], extra: Iterable[S]) -> list[S]:
+def _covered(segments: Iterable[S]) -> Ranges:
+    covered = Ranges()
+    for segment in segments:
+        covered.add(segment.pos, segment.stop)
+    return covered
+
+
+def fill(base: Iterable[S], extra: Iterable[S]) -> list[S]:
     """``base`` plus the rows of ``extra`` at positions that nothing before them covers.
 
-    The first row of a position wins: also within ``extra``, in the order given. ``base`` must be
-    disjoint. The result is disjoint and ascends by position.
+    The first row of a position wins, in the order given: ``base`` before ``extra``, and within
+    each. The result is disjoint and ascends by position. n segments cost n log n: a rollout may
+    have hundreds of turns.
     """
-    result = list(base)
-    for segment in extra:
-        gaps = holes(result, start=segment.pos, stop=segment.stop)
-        result.extend(
-            segment.narrowed(a, b) if (a, b) != (segment.pos, segment.stop) else segment
-            for a, b in gaps
+    covered = Ranges()
+    kept: list[S] = []
+    for segment in chain(base, extra):
+        gaps = covered.missing(segment.pos, segment.stop)
+        kept.extend(
+            segment if gap == (segment.pos, segment.stop) else segment.narrowed(*gap)
+            for gap in gaps
         )
-    return join(sorted(result, key=lambda segment: segment.pos))
+        covered.add(segment.pos, segment.stop)
+    return join(sorted(kept, key=lambda segment: segment.pos))
 
 
 def join(segments: Sequence[S]) -> list[S]:
@@ -267,10 +266,7 @@ def concatenate(turns: Iterable[Sequence[S]]) -> list[S]:
     The turn that first ran a token keeps its row (weights may have changed since); later rows fill
     only gaps, so the row of a turn's last token comes from the next turn.
     """
-    result: list[S] = []
-    for segments in turns:
-        result = fill(result, segments)
-    return result
+    return fill((), chain.from_iterable(turns))
 
 
 def merge_prefill_decode(
@@ -278,12 +274,12 @@ def merge_prefill_decode(
 ) -> list[S]:
     """One turn's segments (both fields at once) from the two legs of a P/D pair.
 
-    Routing: prefill's rows below ``prompt_tokens``, then decode's from max(prompt_tokens, the end
-    of prefill's rows): what decode says below that is garbage unless it was re-prefilled, and is
-    never used. Masks: decode's only, since decode samples the first token itself.
+    Routing: prefill's rows below ``prompt_tokens`` (a row above it ran on prefill's own first
+    token, which is not the turn's), then decode's from there on: what decode says below is garbage
+    unless it was re-prefilled, and is never used, also where prefill has none. Masks: decode's
+    only, since decode samples the first token itself.
     """
     routing = cut(by_field(prefill, "routed_experts"), start=0, stop=prompt_tokens)
-    first = max([prompt_tokens, *(segment.stop for segment in routing)])
-    tail = cut(by_field(decode, "routed_experts"), start=first, stop=POSITION_MAX)
+    tail = cut(by_field(decode, "routed_experts"), start=prompt_tokens, stop=POSITION_MAX)
     masks = cut(by_field(decode, "sampling_mask"), start=prompt_tokens, stop=POSITION_MAX)
     return concatenate([routing, tail]) + concatenate([masks])
