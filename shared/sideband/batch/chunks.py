@@ -148,6 +148,6 @@ def cut_to_windows(
         while index < len(windows) and windows[index][0] < segment.stop:
             start, stop = windows[index]
             clipped = clip(segment, start=start, stop=stop)
-            if clipped is not None:
-                yield index, clipped
+            assert clipped is not None, "the window begins before the segment's end, and ends after"
+            yield index, clipped
             index += 1

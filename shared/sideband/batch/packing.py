@@ -11,7 +11,7 @@ the row, twice the same, or mixed in themselves.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -98,10 +98,10 @@ def pack(samples: Sequence[Sample], plan: PackingPlan) -> list[list[MicroBatch]]
 
 def _check(ordered: Sequence[Sample], plan: PackingPlan) -> None:
     for sample in ordered:
-        columns = (sample.loss_mask_T, sample.logprobs_T, sample.advantages, sample.temperatures)
-        if any(len(column) != len(sample) for column in columns):
+        lengths = [len(column) for column in _columns(sample)]
+        if any(length != len(sample) for length in lengths):
             rule = f"every column must hold {len(sample)} tokens"
-            raise InvalidInput(f"sample {sample.sample_id}", [len(c) for c in columns], rule)
+            raise InvalidInput(f"sample {sample.sample_id}", lengths, rule)
         if not 1 <= len(sample) <= plan.seq_len:
             rule = f"must hold 1 to {plan.seq_len} tokens (truncate first)"
             raise InvalidInput(f"sample {sample.sample_id}", len(sample), rule)
@@ -112,6 +112,12 @@ def _check(ordered: Sequence[Sample], plan: PackingPlan) -> None:
     )
     if count > 1:
         raise InvalidInput("sample_id", sample_id, f"must be in a step once, is {count} times")
+
+
+def _columns(sample: Sample) -> Iterator[Sized]:
+    yield from (sample.loss_mask_T, sample.logprobs_T, sample.advantages, sample.temperatures)
+    if sample.weight_versions is not None:
+        yield sample.weight_versions
 
 
 def packing_key(sample: Sample) -> PackingKey:
@@ -206,13 +212,15 @@ def _runs(
     parts: list[Runs] = []
     for index, span in enumerate(spans):
         column = columns[index] if index < len(columns) else None
-        real = len(column) if column is not None else 0
-        assert real in (0, span.length), "a sample's column is as long as its tokens"
+        pads = span.stop - span.start
         if column is not None:
             parts.append(column)
-        if span.stop - span.start > real:
-            parts.append(_constant(neutral, span.stop - span.start - real))
-    return Runs.concatenate(parts)
+            pads -= span.length
+        if pads:
+            parts.append(_constant(neutral, pads))
+    runs = Runs.concatenate(parts)
+    assert len(runs) == spans[-1].stop, "a sample's column is as long as its tokens"
+    return runs
 
 
 def _constant(value: np.float32 | np.int32, tokens: int) -> Runs:

@@ -46,8 +46,9 @@ def sample_lists(
     forms: tuple[Form | None, ...] = (*FORMS, None),
     models: tuple[ModelShape, ...] = (WIDE_MODEL, NARROW_MODEL),
 ) -> list[Sample]:
-    """Samples with different serials, hence different contents."""
+    """Samples with different serials, hence different contents; some lists of short ones only."""
     count = draw(st.integers(min_size, max_size))
+    tokens_max = draw(st.sampled_from([min(8, tokens_max), tokens_max]))
     return [
         draw(samples(serial=serial, tokens_max=tokens_max, forms=forms, models=models))
         for serial in range(count)

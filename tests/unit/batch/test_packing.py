@@ -1,6 +1,7 @@
 """Packing never loses, repeats or misaligns a token."""
 
 import random
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from sideband.batch.columns import Runs
 from sideband.batch.packing import PackingPlan, pack
 from sideband.batch.types import MicroBatch, Sample, SequenceSpan
 from sideband.errors import InvalidInput
+from sideband.ids import SampleId
 from sideband.segments import AnySegment, Field, PayloadSegment
 from sideband.testing.batch_strategies import plans, sample_lists
 from sideband.testing.batches import NARROW_MODEL, WIDE_MODEL, make_sample, rows_by_position
@@ -174,6 +176,15 @@ def test_bins_are_filled_first_fit_by_descending_length(size: int) -> None:
     assert packed == sorted(expected)
 
 
+def test_zigzag_counts_the_pads_of_each_sequence_when_it_fills_a_row() -> None:
+    """5 + 3 tokens fit a row of 8 by length, but not once each is padded to a multiple of 4."""
+    samples = [make_sample(1, tokens=5), make_sample(2, tokens=3)]
+    (micro_batches,) = pack(samples, PackingPlan(seq_len=8, cp_size=2, layout="zigzag"))
+    assert [len(micro_batch) for micro_batch in micro_batches] == [8, 4]
+    (contiguous,) = pack(samples, PackingPlan(seq_len=8, cp_size=2))
+    assert [len(micro_batch) for micro_batch in contiguous] == [8]
+
+
 def test_a_sample_with_masks_and_one_without_pack_apart_and_keep_their_rows() -> None:
     """P63: masks are per token; top-k and top-p of neighbours do not leak."""
     masked = make_sample(1, tokens=6, prompt_tokens=2)
@@ -239,3 +250,14 @@ def test_a_plan_that_cannot_be_cut_is_refused(changes: dict[str, object], field:
     with pytest.raises(InvalidInput) as caught:
         PackingPlan(**{"seq_len": 8, **changes})  # type: ignore[arg-type]  # wrong on purpose
     assert caught.value.field == field
+
+
+def test_fifty_thousand_samples_pack_in_seconds() -> None:
+    """The bound is loose for busy machines; a quadratic search would take minutes."""
+    templates = [make_sample(n, tokens=2 + n % 60, form="handle") for n in range(120)]
+    samples = [replace(templates[n % 120], sample_id=SampleId(f"s{n:06d}")) for n in range(50_000)]
+    started_s = time.perf_counter()
+    grid = pack(samples, PackingPlan(seq_len=4096, dp_size=8, cp_size=8, layout="zigzag"))
+    assert time.perf_counter() - started_s < 20
+    placed = sum(span.sample_id is not None for m in all_of(grid) for span in m.spans)
+    assert placed == len(samples)

@@ -162,6 +162,15 @@ def test_a_retokenised_prefix_opens_a_branch_cut_at_the_real_shared_prefix() -> 
     assert rows(other, "sampling_mask") == [("2", 11), ("2", 12)]
 
 
+def test_of_two_branches_with_equal_tokens_the_older_one_is_continued() -> None:
+    """Two samplings of one prompt may say the same; each trains once, and only one goes on."""
+    twins = [make_turn(1, [1, 2], [3]), make_turn(2, [1, 2], [3])]
+    one, other = build([*twins, make_turn(3, [1, 2, 3, 4], [5], routing=[(2, 4)])]).samples
+    assert one.token_ids_T.tolist() == [1, 2, 3, 4, 5]
+    assert other.token_ids_T.tolist() == [1, 2, 3]
+    assert rows(other, "sampling_mask") == [("2", 2)]
+
+
 def test_sub_agents_interleave_without_touching_the_main_line() -> None:
     main = [make_turn(1, [1, 2], [3]), make_turn(3, [1, 2, 3, 4], [5], routing=[(2, 4)])]
     agent = [make_turn(2, [9, 8], [7]), make_turn(4, [9, 8, 7, 6], [5], routing=[(2, 4)])]
