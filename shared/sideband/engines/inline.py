@@ -21,7 +21,7 @@ from sideband.engines.npy import (
 from sideband.errors import InvalidInput
 from sideband.masks.rows import MaskRows
 from sideband.masks.rules import first_row_without, first_unsorted_row
-from sideband.model import ModelShape
+from sideband.model import LAYERS_MAX, ModelShape
 from sideband.payload.checks import valid_runs
 from sideband.payload.columns import ChoicePayload, MaskColumn, RoutingRows
 from sideband.routing.rows import RowArray, select_layers
@@ -134,9 +134,12 @@ def choice_payload(
     routing: RoutingRows | None = None
     if routed_experts is not None:
         columns = tuple(range(model.num_layers)) if layer_ids is None else tuple(layer_ids)
+        if len(columns) > LAYERS_MAX:
+            raise InvalidInlineRouting(f"{len(columns)} layers", f"must be at most {LAYERS_MAX}")
+        # a bound before anything is allocated: two bytes, so that a wrong dtype is named as such
+        row_bytes_max = max(model.num_layers, len(columns)) * model.top_k * 2
         tokens = prompt_tokens + len(sampled_C)
-        bytes_max = tokens * len(columns) * model.top_k * model.row_dtype.itemsize
-        rows_all = decode_npy_base64(routed_experts, bytes_max=bytes_max)
+        rows_all = decode_npy_base64(routed_experts, bytes_max=tokens * row_bytes_max)
         rows = _routed_rows(rows_all, columns, model)
         pos = routing_position(
             rows=len(rows),
