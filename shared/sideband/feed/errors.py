@@ -12,8 +12,7 @@ FeedError (sideband.errors)
 │   ├── StepOutOfOrder      not the next step
 │   ├── FeedFull            as many steps are held as may be: later
 │   ├── FeedPaused          an operator paused the intake: later
-│   ├── FeedEnded           no more steps were promised
-│   └── FeedFailed          a failed step waits for the ranks to restart: later
+│   └── FeedEnded           no more steps were promised
 ├── RankRefused             the feed does not take this rank: code, reason
 ├── FeedTimeout             the feed, or a rank that it waits for, did nothing in time
 ├── StepFailed              one rank failed the step, so it fails on all
@@ -118,14 +117,6 @@ class FeedEnded(StepRefused):
 
     def __init__(self, step: int) -> None:
         super().__init__(step, "the feed has ended")
-
-
-class FeedFailed(StepRefused):
-    """A step failed and the ranks have not all restarted yet. Safe to repeat later."""
-
-    def __init__(self, step: int, *, failed_step: int, reason: str) -> None:
-        self.failed_step, self.reason = failed_step, reason
-        super().__init__(step, f"step {failed_step} failed: {reason}")
 
 
 class RankRefused(FeedError):

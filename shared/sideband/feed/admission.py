@@ -1,0 +1,70 @@
+"""Who may join the feed, and from where it goes on.
+
+Errors: RankRefused, with a code of docs/feed-protocol.md.
+"""
+
+from typing import Final
+
+from sideband.feed.errors import RankRefused
+from sideband.feed.facts import FIRST, Failure, FeedPlan, Hello, Place, RankState
+from sideband.feed.limits import CREDIT_MAX
+from sideband.model import ModelShape
+
+RETRY_AFTER_S: Final = 0.5  # how soon a rank asks again for a place that another process holds
+
+
+def check_identity(hello: Hello, plan: FeedPlan, model: ModelShape | None) -> None:
+    """Run, place in the grid, credit and model must fit the feed."""
+    if hello.run_id is not None and hello.run_id != plan.run_id:
+        raise RankRefused("other_run", f"this feed serves {plan.run_id}, not {hello.run_id}")
+    for name, value, size in (
+        ("global_rank", hello.global_rank, plan.rank_count),
+        ("dp_rank", hello.dp_rank, plan.dp_size),
+        ("cp_rank", hello.cp_rank, plan.cp_size),
+    ):
+        if not 0 <= value < size:
+            raise RankRefused("unknown_rank", f"{name} is {value}, must lie in [0, {size})")
+    if not 1 <= hello.credit <= CREDIT_MAX:
+        raise RankRefused("malformed", f"credit is {hello.credit}, must lie in [1, {CREDIT_MAX}]")
+    if hello.model is not None and model is not None and hello.model != model:
+        raise RankRefused("other_model", f"the steps are of {model}, not of {hello.model}")
+
+
+def check_successor(
+    hello: Hello, known: RankState | None, *, generation: int, failure: Failure | None
+) -> None:
+    """A global rank is one process at a time; one of a failed generation stays out."""
+    if known is None:
+        return
+    is_same = hello.instance == known.instance
+    if known.generation != generation:
+        if is_same:
+            why = "" if failure is None else f"step {failure.step}: {failure.reason}"
+            raise RankRefused("step_failed", why)
+        return
+    if not is_same and known.connection is not None:
+        reason = f"rank {hello.global_rank} is held by process {known.instance}"
+        raise RankRefused("rank_in_use", reason, retry_after_s=RETRY_AFTER_S)
+    if (hello.dp_rank, hello.cp_rank) != (known.dp_rank, known.cp_rank):
+        before = f"(dp {known.dp_rank}, cp {known.cp_rank})"
+        now = f"(dp {hello.dp_rank}, cp {hello.cp_rank})"
+        raise RankRefused("rank_moved", f"rank {hello.global_rank} was {before}, is now {now}")
+
+
+def committed_after(hello: Hello, recorded: int | None, *, is_same: bool) -> int | None:
+    """The rank's committed step: a new process decides, one that reconnects cannot go back."""
+    if hello.committed_step is None:
+        return recorded
+    if is_same and recorded is not None:
+        return max(recorded, hello.committed_step)
+    return hello.committed_step
+
+
+def start_place(committed: int | None, hello: Hello, *, first_available: int | None) -> Place:
+    """Where delivery goes on. Raises RankRefused when those steps are gone."""
+    start = FIRST if committed is None else (committed + 1, 0)
+    place = max(start, hello.resume or FIRST)
+    if place != FIRST and first_available is not None and place[0] < first_available:
+        reason = f"wants step {place[0]}, the feed holds steps from {first_available}"
+        raise RankRefused("step_forgotten", reason)
+    return place

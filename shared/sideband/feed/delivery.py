@@ -1,0 +1,233 @@
+"""Who may get what next, and what may be forgotten: decisions without sockets or clocks.
+
+``Delivery`` is a state machine. Events go in by method (a step was accepted, a rank said
+hello, took, read, committed, failed, fell silent); decisions come out of ``next_for(rank)``, one
+at a time, each told once per connection. The adapter in ``server.py`` moves the bytes. Laws, each
+tested on random histories:
+
+- nothing is sent before every global rank has said hello in this generation;
+- a connection gets micro batches in order, each once, never more than its credit ahead;
+- a step is forgotten only when every global rank has committed it;
+- a micro batch is released only when every rank has read it;
+- after a failure no process of that generation gets anything but ABORT.
+
+Not thread-safe: one owner.
+"""
+
+from sideband.feed.admission import (
+    check_identity,
+    check_successor,
+    committed_after,
+    start_place,
+)
+from sideband.feed.facts import (
+    FIRST,
+    Abort,
+    Decision,
+    End,
+    Failure,
+    FeedPlan,
+    Hello,
+    Place,
+    RankState,
+    Release,
+    Send,
+)
+from sideband.feed.held import HeldSteps
+
+
+class Delivery:
+    """One run's delivery. See the module for the laws."""
+
+    def __init__(self, plan: FeedPlan) -> None:
+        self.plan = plan
+        self.held = HeldSteps(plan)
+        self.ranks: dict[int, RankState] = {}
+        self.committed: dict[int, int] = {}  # by global rank; outlives its processes
+        self.generation = 1
+        self.failure: Failure | None = None
+        self.released: Place = FIRST
+        self._by_connection: dict[bytes, int] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Every global rank has said hello in this generation."""
+        joined = sum(rank.generation == self.generation for rank in self.ranks.values())
+        return joined == self.plan.rank_count
+
+    @property
+    def is_drained(self) -> bool:
+        """No more steps will come, and every rank has committed all of them."""
+        return self.held.is_ended and not self.held.steps
+
+    @property
+    def committed_step(self) -> int | None:
+        """The last step that every global rank has committed; None before the first step."""
+        if self.held.first_step is None:
+            return None
+        base = self.held.first_step - 1
+        return min(self.committed.get(rank, base) for rank in range(self.plan.rank_count))
+
+    def hello(self, connection: bytes, hello: Hello, *, now_s: float) -> RankState:
+        """A rank joins, or joins again. Raises RankRefused with a code of the protocol."""
+        known = self.ranks.get(hello.global_rank)
+        check_identity(hello, self.plan, self.held.model)
+        check_successor(hello, known, generation=self.generation, failure=self.failure)
+        recorded = self.committed.get(hello.global_rank)
+        is_same = known is not None and known.instance == hello.instance
+        committed = committed_after(hello, recorded, is_same=is_same)
+        place = start_place(committed, hello, first_available=self.held.first_available)
+        if known is not None and known.connection is not None:
+            self._by_connection.pop(known.connection, None)
+        rank = RankState(
+            global_rank=hello.global_rank,
+            dp_rank=hello.dp_rank,
+            cp_rank=hello.cp_rank,
+            instance=hello.instance,
+            generation=self.generation,
+            connection=connection,
+            credit=hello.credit,
+            next=place,
+            read=known.read if known is not None and is_same else place,
+            last_seen_s=now_s,
+        )
+        self.leave(connection)  # a connection speaks for one rank only
+        self.ranks[hello.global_rank] = rank
+        self._by_connection[connection] = hello.global_rank
+        if committed is not None:
+            self.committed[hello.global_rank] = committed
+        if self.is_open:
+            self.failure = None  # everybody came back
+        self._update_release()
+        return rank
+
+    def rank_of(self, connection: bytes, *, now_s: float) -> RankState | None:
+        """The rank behind a connection, marked as seen; None: tell it to say hello."""
+        index = self._by_connection.get(connection)
+        if index is None:
+            return None
+        rank = self.ranks[index]
+        rank.last_seen_s = now_s
+        return rank
+
+    def took(self, rank: RankState, seq: int) -> None:
+        """Credit comes back for every micro batch up to ``seq``."""
+        rank.seq_taken = max(rank.seq_taken, min(seq, rank.seq_sent))
+
+    def read(self, rank: RankState, place: Place) -> None:
+        """The rank has read everything before ``place``."""
+        if rank.generation == self.generation:
+            rank.read = max(rank.read, place)
+            self._update_release()
+
+    def _update_release(self) -> None:
+        if self.is_open:
+            self.released = max(self.released, min(rank.read for rank in self.ranks.values()))
+
+    def commit(self, global_rank: int, step: int) -> Abort | None:
+        """Record a commit of ``step`` and all before; an Abort instead when that step failed."""
+        if self.failure is not None and step >= self.failure.step:
+            return Abort(self.failure.step, self.failure.reason)
+        self.committed[global_rank] = max(self.committed.get(global_rank, 0), step)
+        return None
+
+    def forget(self) -> tuple[int, ...]:
+        """Drop the steps that every rank has committed, and name them."""
+        return self.held.forget(committed_step=self.committed_step)
+
+    def fail(self, rank: RankState, step: int, reason: str) -> bool:
+        """The rank gives up: its whole generation aborts. False: known already."""
+        if rank.generation != self.generation:
+            return False
+        self.failure = Failure(step=step, rank=rank.global_rank, reason=reason)
+        self.generation += 1
+        self.released = FIRST
+        for one in self.ranks.values():
+            if one.abort is None:
+                one.abort = Abort(step, reason)
+        return True
+
+    def leave(self, connection: bytes) -> RankState | None:
+        """The connection is gone (goodbye, unreachable or silent); its rank may come back."""
+        index = self._by_connection.pop(connection, None)
+        if index is None:
+            return None
+        self.ranks[index].connection = None
+        return self.ranks[index]
+
+    def tick(self, *, now_s: float) -> tuple[RankState, ...]:
+        """The ranks that became lost by silence. A rank lost for too long fails its step."""
+        lost = []
+        for rank in self.ranks.values():
+            silent_s = now_s - rank.last_seen_s
+            if rank.connection is not None and silent_s > self.plan.peer_timeout_s:
+                self.leave(rank.connection)
+                lost.append(rank)
+        self._fail_for_absent(now_s=now_s)
+        return tuple(lost)
+
+    def _fail_for_absent(self, *, now_s: float) -> None:
+        limit_s = self.plan.rank_lost_fails_after_s
+        if limit_s is None or not self.is_open:
+            return
+        for rank in self.ranks.values():
+            absent_s = now_s - rank.last_seen_s
+            done = self.committed.get(rank.global_rank, 0)
+            pending = [step for step in self.held.steps if step > done]
+            if rank.connection is None and absent_s > limit_s and pending:
+                reason = f"rank {rank.global_rank} was last seen {absent_s:.0f} s ago"
+                self.fail(rank, pending[0], reason)
+                return
+
+    def waiting_for(self) -> tuple[int, ...]:
+        """The ranks that hold the others up: absent ones, else those that have read least."""
+        absent = tuple(
+            index for index in range(self.plan.rank_count) if not self._is_present(index)
+        )
+        if absent:
+            return absent
+        reads = [self.ranks[index].read for index in range(self.plan.rank_count)]
+        if min(reads) == max(reads):
+            return ()
+        return tuple(index for index, read in enumerate(reads) if read == min(reads))
+
+    def _is_present(self, index: int) -> bool:
+        rank = self.ranks.get(index)
+        return (
+            rank is not None and rank.generation == self.generation and rank.connection is not None
+        )
+
+    def next_for(self, rank: RankState) -> Decision | None:
+        """What to tell this rank now; it counts as told. None: nothing until an event."""
+        if rank.connection is None:
+            return None
+        if rank.abort is not None:
+            abort = None if rank.is_abort_told else rank.abort
+            rank.is_abort_told = True
+            return abort
+        if not self.is_open:
+            return None
+        if self.released > rank.told_release:
+            rank.told_release = self.released
+            return Release(self.released)
+        return self._next_step_for(rank)
+
+    def _next_step_for(self, rank: RankState) -> Send | End | None:
+        rank.next = max(rank.next, (self.held.oldest or 0, 0))
+        step, index = rank.next
+        facts = self.held.get(step)
+        if facts is None:
+            return self._end_for(rank)
+        if self.held.is_paused or rank.seq_sent - rank.seq_taken >= rank.credit:
+            return None
+        rank.seq_sent += 1
+        rank.next = (step, index + 1) if index + 1 < facts.count else (step + 1, 0)
+        return Send(step, index, facts.count, rank.seq_sent)
+
+    def _end_for(self, rank: RankState) -> End | None:
+        last = self.held.last_step or 0
+        is_behind = last > 0 and rank.next <= (last, 0)
+        if not self.held.is_ended or rank.is_end_told or is_behind:
+            return None
+        rank.is_end_told = True
+        return End(last)

@@ -1,0 +1,123 @@
+"""What the delivery machine is told and what it answers. Plain data.
+
+A *place* (step, index) is a cursor: everything before it is done.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from sideband.batch.types import Layout
+from sideband.ids import RunId
+from sideband.model import ModelShape
+
+Place = tuple[int, int]
+FIRST: Final[Place] = (0, 0)  # before everything: "from the oldest step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedPlan:
+    """What the feed serves; fixed while it lives."""
+
+    run_id: RunId
+    rank_count: int  # global ranks: processes, never data ranks
+    dp_size: int
+    cp_size: int
+    layout: Layout
+    steps_held_max: int
+    peer_timeout_s: float
+    rank_lost_fails_after_s: float | None = None  # None: a lost rank is only named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFacts:
+    """What the machine must know of a step; the rows stay with the adapter."""
+
+    run_id: RunId
+    step: int
+    count: int  # micro batches of each data rank
+    digest: str  # of the body: equal digests are the same step
+    dp_size: int
+    cp_size: int
+    layout: Layout
+    model: ModelShape | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """What a rank says of itself. ``resume`` is the place from which it wants to receive."""
+
+    instance: str  # fresh for every process
+    run_id: RunId | None
+    global_rank: int
+    dp_rank: int
+    cp_rank: int
+    committed_step: int | None  # None: as the feed remembers
+    resume: Place | None
+    credit: int
+    model: ModelShape | None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RankState:
+    """One global rank's process as the feed sees it. Only ``Delivery`` changes it."""
+
+    global_rank: int
+    dp_rank: int
+    cp_rank: int
+    instance: str
+    generation: int
+    connection: bytes | None  # None: absent, may come back
+    credit: int
+    next: Place  # to be sent
+    read: Place  # everything before it was assembled by the rank
+    last_seen_s: float
+    seq_sent: int = 0
+    seq_taken: int = 0
+    told_release: Place = FIRST
+    abort: "Abort | None" = None
+    is_abort_told: bool = False
+    is_end_told: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send micro batch ``index`` of ``count`` with this sequence number."""
+
+    step: int
+    index: int
+    count: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Tell the rank that everything before ``place`` was read by all."""
+
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Tell the rank that the step failed."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Tell the rank that nothing follows ``last_step``; 0 when there was no step at all."""
+
+    last_step: int
+
+
+Decision = Send | Release | Abort | End
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why the last generation gave up; stands until every rank has come back."""
+
+    step: int
+    rank: int
+    reason: str
