@@ -114,10 +114,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
 
 # Other names of the same defaults: checkpoints whose config class is another family's.
 _ALIASES: Final = {
+    "bailing_moe_linear": "bailing_moe",
     "bailing_moe_v2": "bailing_moe",
+    "bailing_moe_v2_5": "bailing_moe",
     "hunyuan": "hunyuan_v1_moe",
     "kimi_k2": "deepseek_v3",
     "longcat_flash_ngram": "longcat_flash",
+    "mimo_v2": "mimo_v2_flash",
     "minimax_m1": "minimax",
     "minimax_m3_vl": "minimax_m3",
     "minimax_text_01": "minimax",

@@ -65,7 +65,8 @@ def select_layers(rows_all_NLK: RowArray, layer_ids: Sequence[int]) -> RowArray:
         raise InvalidInput("layer_ids", tuple(layer_ids), f"must lie in [0, {columns})")
     if list(layer_ids) == list(range(columns)):
         return rows_all_NLK
-    return cast("RowArray", np.ascontiguousarray(rows_all_NLK[:, list(layer_ids)]))
+    # several times as fast as indexing with a list, and contiguous
+    return cast("RowArray", rows_all_NLK.take(list(layer_ids), axis=1))
 
 
 def scatter_layers(rows_NLK: RowArray, layer_ids: Sequence[int], num_layers: int) -> RowArray:
