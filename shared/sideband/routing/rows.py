@@ -4,7 +4,7 @@ Legend: N rows, L layers (columns), K expert ids per layer. Pure; arrays go in, 
 """
 
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,7 +66,7 @@ def select_layers(rows_all_NLK: RowArray, layer_ids: Sequence[int]) -> RowArray:
     if list(layer_ids) == list(range(columns)):
         return rows_all_NLK
     # several times as fast as indexing with a list, and contiguous
-    return cast("RowArray", rows_all_NLK.take(list(layer_ids), axis=1))
+    return rows_all_NLK.take(list(layer_ids), axis=1)
 
 
 def scatter_layers(rows_NLK: RowArray, layer_ids: Sequence[int], num_layers: int) -> RowArray:

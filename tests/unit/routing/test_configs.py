@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from sideband.model import ModelShape
 from sideband.routing import model_shape, routed_layers
+from sideband.routing.families import FAMILIES, Family
 
 CONFIGS = Path(__file__).parents[2] / "data" / "model_configs"
 
@@ -130,3 +131,15 @@ def test_mtp_layers_never_become_decoder_layers(name: str) -> None:
     inner = config.get("text_config", config)
     inner |= {"num_nextn_predict_layers": 1, "mtp_layers_block_type": ["attention", "moe"]}
     assert model_shape(config).num_layers == ANSWERS[name][0]
+
+
+def has_defaults(family: Family) -> bool:
+    needed = (family.layers, family.experts, family.top_k, *family.schedule.values())
+    return None not in needed and family.experts != 1 and family.switch_key is None
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if has_defaults(FAMILIES[name])])
+def test_a_family_with_defaults_needs_no_key_but_its_name(name: str) -> None:
+    shape = model_shape({"model_type": name})
+    assert (shape.num_layers, shape.top_k) == (FAMILIES[name].layers, FAMILIES[name].top_k)
+    assert model_shape({"text_config": {"model_type": f"{name}_text"}}) == shape

@@ -152,6 +152,14 @@ def test_wrappers_nest_the_text_config(keys: dict[str, object]) -> None:
     assert (shape.num_layers, shape.vocab_size, len(shape.layer_ids)) == (8, 100, 8)
 
 
+def test_a_config_that_nests_without_end_is_refused() -> None:
+    keys: dict[str, object] = TEXT
+    for _ in range(5):
+        keys = {"text_config": keys}
+    with pytest.raises(UnknownArchitecture, match="model_type"):
+        routed_layers(keys)
+
+
 def test_a_vocabulary_may_be_named_by_the_wrapper_only() -> None:
     inner = config("qwen3_vl_moe_text")
     assert model_shape({"text_config": inner, "vocab_size": 77}).vocab_size == 77
