@@ -1,8 +1,9 @@
 """What a delivered rollout must be before branches are built from it.
 
 InvalidInput
-├── MixedForms      some turns by handle, others inline
-└── (InvalidInput)  a turn whose columns, numbers or segments do not fit its tokens
+├── MixedForms        some turns by handle, others inline
+├── MalformedSegment  a segment that cannot exist
+└── (InvalidInput)    a turn whose columns, numbers or segments do not fit its tokens
 
 Legend: P prompt tokens, C completion tokens, N = P + C.
 """
@@ -57,7 +58,7 @@ def check_turns(
 ) -> Form | None:
     """The one form of the rollout's rows, None when no turn has any.
 
-    Raises MixedForms, or InvalidInput naming the turn and what is wrong with it.
+    Raises MixedForms, MalformedSegment, or InvalidInput naming the turn and what is wrong with it.
     """
     if not 1 <= len(turns) <= limits.turns_max:
         raise InvalidInput("turns", len(turns), f"must be 1 to {limits.turns_max}")
@@ -66,6 +67,8 @@ def check_turns(
         _check_size(name, turn, limits)
         _check_columns(name, turn)
         for place, segment in enumerate(turn.segments):
+            if isinstance(segment, PayloadSegment):
+                segment.check()  # a file name that climbs out of the root stops here at the latest
             _check_place(f"{name}.segments[{place}]", segment, turn)
     kinds = {kind_of(segment) for turn in turns for segment in turn.segments}
     forms = sorted({kind[0] for kind in kinds})

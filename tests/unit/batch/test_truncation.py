@@ -79,6 +79,10 @@ def test_a_hole_beyond_a_later_cut_still_drops_the_routing() -> None:
     dropped, outcome = check_routing(sample, keep_rest=False)
     assert outcome.is_dropped
     assert outcome.holes == ((15, 16),)
+    assert outcome.rows_missing == outcome.rows_needed == 19
+    marked, outcome = check_routing(sample, keep_rest=True)
+    assert marked is sample
+    assert outcome.rows_missing == 1
     assert not rows_by_position(dropped.segments, "routed_experts")
 
 
@@ -100,3 +104,9 @@ def test_a_group_of_one_or_of_equals_teaches_nothing() -> None:
 def test_rewards_that_are_not_finite_and_empty_groups_are_refused(rewards: list[float]) -> None:
     with pytest.raises(InvalidInput, match="rewards"):
         group_advantages(rewards)
+
+
+def test_the_plain_view_of_segments_refuses_two_rows_at_one_position() -> None:
+    segments = make_sample(1, tokens=4).segments
+    with pytest.raises(ValueError, match="two rows"):
+        rows_by_position([*segments, *segments], "routed_experts")

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from sideband.batch.columns import Runs
@@ -11,6 +12,7 @@ from sideband.batch.types import Turn
 from sideband.errors import InvalidInput
 from sideband.ids import RolloutId
 from sideband.model import ModelShape
+from sideband.segments import MalformedSegment
 from sideband.testing.batches import NARROW_MODEL, WIDE_MODEL
 from sideband.testing.rollouts import make_turn
 
@@ -74,6 +76,15 @@ def test_more_routing_rows_than_forwarded_tokens_are_refused(
     error = refused([make_turn(1, prompt, completion, routing=routing)])
     assert error.field == "turns[0].segments[0]"
     assert "must lie in [0, " in error.rule
+
+
+@pytest.mark.parametrize(
+    "changes", [{"file": "v0/run/00/../../x.sbp"}, {"row": -1}, {"offset": -8}, {"dtype": "int32"}]
+)
+def test_a_segment_that_cannot_exist_is_refused(changes: dict[str, object]) -> None:
+    bad = msgspec.structs.replace(GOOD.segments[0], **changes)  # type: ignore[type-var]  # by handle
+    with pytest.raises(MalformedSegment):
+        build([replace(GOOD, segments=(bad,))])
 
 
 @pytest.mark.parametrize("masks", [[(2, 5)], [(3, 6)], [(0, 1)]])
