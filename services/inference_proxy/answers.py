@@ -1,0 +1,171 @@
+"""An engine's answer, read and checked against the request it answers: pure.
+
+Errors: MalformedAnswer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from sideband.errors import InvalidInput
+from sideband.ids import RunId
+from sideband.model import ModelShape
+from sideband.segments import PayloadSegment, by_field, coverage
+
+Segments = tuple[PayloadSegment, ...]
+
+
+class MalformedAnswer(Exception):
+    """An engine's answer that cannot belong to its request."""
+
+    def __init__(self, part: str, rule: str) -> None:
+        self.part, self.rule = part, rule
+        super().__init__(f"{part}: {rule}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What an answer must agree with."""
+
+    prompt_tokens: int
+    prompt_start: int
+    policy_version: int
+    run_id: RunId | None  # None: nothing was injected, so no segment may come
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One choice: its tokens, and its rows in the form the engine sent."""
+
+    index: int
+    token_ids: list[int]
+    routed_experts: str | None
+    segments: Segments = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A whole answer. ``body`` is the engine's own, not to be changed in place."""
+
+    body: dict[str, Any]
+    choices: tuple[Choice, ...]
+    model: ModelShape | None
+    layer_ids: tuple[int, ...] | None  # of inline routing; None means all decoder layers
+    is_by_handle: bool
+
+    @property
+    def files(self) -> set[str]:
+        """The payload files that it names."""
+        return {segment.file for choice in self.choices for segment in choice.segments}
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether it carries routing arrays."""
+        return any(choice.routed_experts is not None for choice in self.choices)
+
+
+def read_answer(body: object, expected: Expected) -> Answer:
+    """Parse and check. Raises MalformedAnswer."""
+    if not isinstance(body, dict):
+        raise MalformedAnswer("answer", "must be a JSON object")
+    raw_choices = body.get("choices")
+    if not isinstance(raw_choices, list) or not raw_choices:
+        raise MalformedAnswer("choices", "must be a list with at least one choice")
+    segments = read_segments(body.get("payload_segments"))
+    choices = tuple(_choice(raw, segments) for raw in raw_choices)
+    indices = {choice.index for choice in choices}
+    if len(indices) != len(choices) or not segments.keys() <= indices:
+        raise MalformedAnswer("choices", "each needs its own index, and segments a choice")
+    for choice in choices:
+        check_segments(choice.segments, len(choice.token_ids), expected)
+    return Answer(
+        body=body,
+        choices=choices,
+        model=read_model(body.get("payload_model")),
+        layer_ids=_layer_ids(body.get("routed_layer_ids")),
+        is_by_handle=body.get("payload_segments") is not None,
+    )
+
+
+def read_segments(value: object) -> dict[int, Segments]:
+    """``payload_segments`` by choice. Raises MalformedAnswer."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise MalformedAnswer("payload_segments", "must be keyed by choice index")
+    result: dict[int, Segments] = {}
+    for key, raw in value.items():
+        if not key.isascii() or not key.isdigit() or len(key) > 6:
+            raise MalformedAnswer("payload_segments", "must be keyed by choice index")
+        try:
+            found = msgspec.convert(raw, tuple[PayloadSegment, ...])
+            result[int(key)] = tuple(segment.check() for segment in found)
+        except (msgspec.ValidationError, InvalidInput) as exc:
+            raise MalformedAnswer(f"payload_segments.{key}", str(exc)) from exc
+    return result
+
+
+def read_model(value: object) -> ModelShape | None:
+    """``payload_model``, the fingerprint of what wrote the file. Raises MalformedAnswer."""
+    if value is None:
+        return None
+    try:
+        return msgspec.convert(value, ModelShape).check()
+    except (msgspec.ValidationError, InvalidInput) as exc:
+        raise MalformedAnswer("payload_model", str(exc)) from exc
+
+
+def check_segments(segments: Segments, completion_tokens: int, expected: Expected) -> None:
+    """Rows must lie where this request's tokens are, in a file of this run and version.
+
+    Routing covers [0, N − 1), masks [P, N), and no row comes twice. A first position below the one
+    asked for is allowed (the engine did not obey) and left to the merge. Raises MalformedAnswer.
+    """
+    if segments and expected.run_id is None:
+        raise MalformedAnswer("payload_segments", "came without a payload_dir")
+    folder = f"v{expected.policy_version}/{expected.run_id}/"
+    tokens = expected.prompt_tokens + completion_tokens
+    for segment in segments:
+        if not segment.file.startswith(folder):
+            raise MalformedAnswer("payload_segments.file", f"{segment.file} is not in {folder}")
+        is_routing = segment.field == "routed_experts"
+        stop = tokens - 1 if is_routing and completion_tokens else tokens
+        start = 0 if is_routing else expected.prompt_tokens
+        if not start <= segment.pos < segment.stop <= stop:
+            rule = f"[{segment.pos}, {segment.stop}) must lie in [{start}, {stop})"
+            raise MalformedAnswer(f"payload_segments.{segment.field}", rule)
+    for field in ("routed_experts", "sampling_mask"):
+        own = by_field(segments, field)
+        covered = sum(stop - start for start, stop in coverage(own))
+        if covered != sum(segment.rows for segment in own):
+            raise MalformedAnswer(f"payload_segments.{field}", "must not overlap")
+
+
+def _choice(raw: object, segments: Mapping[int, Segments]) -> Choice:
+    if not isinstance(raw, dict):
+        raise MalformedAnswer("choices", "must be objects")
+    index, token_ids = raw.get("index"), raw.get("token_ids")
+    if type(index) is not int or index < 0:
+        raise MalformedAnswer("choices.index", "must be a number from 0 on")
+    token_ids = [] if token_ids is None else token_ids
+    if not isinstance(token_ids, list) or not set(map(type, token_ids)) <= {int}:
+        raise MalformedAnswer(f"choices.{index}.token_ids", "must be a list of token ids")
+    routed_experts = raw.get("routed_experts")
+    if routed_experts is not None and not isinstance(routed_experts, str):
+        raise MalformedAnswer(f"choices.{index}.routed_experts", "must be base64")
+    return Choice(
+        index=index,
+        token_ids=token_ids,
+        routed_experts=routed_experts,
+        segments=segments.get(index, ()),
+    )
+
+
+def _layer_ids(value: object) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    try:
+        return msgspec.convert(value, tuple[int, ...])
+    except msgspec.ValidationError as exc:
+        raise MalformedAnswer("routed_layer_ids", str(exc)) from exc

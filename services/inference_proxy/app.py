@@ -1,0 +1,208 @@
+"""Builds the proxy: the one place that makes clients, threads, tasks and state."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+import httpx
+import structlog
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
+
+from services.inference_proxy.admission import Gate
+from services.inference_proxy.attempts import Attempts
+from services.inference_proxy.calls import EngineCalls
+from services.inference_proxy.config import ProxySettings
+from services.inference_proxy.dialects.base import Dialect
+from services.inference_proxy.dialects.vllm import VllmDialect
+from services.inference_proxy.endpoints import admin, generate, openai
+from services.inference_proxy.endpoints.parts import Parts
+from services.inference_proxy.engines import Engine, EngineBook
+from services.inference_proxy.health import Health, HealthLimits
+from services.inference_proxy.janitor import Janitor
+from services.inference_proxy.metrics import Metrics
+from services.inference_proxy.openai import OpenAIService
+from services.inference_proxy.payloads import RootHandle
+from services.inference_proxy.probes import Probes
+from services.inference_proxy.service import GenerateService, RetryLimits
+from services.inference_proxy.sessions import SessionBook
+from services.inference_proxy.upstream import Upstream
+from services.inference_proxy.versions import VersionPusher
+from services.kit.app import build_app
+
+DESCRIPTION = (
+    "Forwards inference requests to engines: rows of train requests go by handle, prefill and "
+    "decode answers are merged, sessions keep their engine and their policy version."
+)
+PAYLOAD_THREADS = 2  # deletes and marker reads; a slow filesystem must not take other threads
+
+log = structlog.get_logger(__name__)
+
+
+def create_app(
+    settings: ProxySettings, *, transport: httpx.AsyncBaseTransport | None = None
+) -> FastAPI:
+    """The application. ``transport`` replaces the network towards engines, for tests."""
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        log.info("effective_settings", settings=settings.shown())
+        async with _client(settings, transport) as client:
+            with ThreadPoolExecutor(PAYLOAD_THREADS, "payload") as executor:
+                parts = build_parts(settings, client, executor, metrics)
+                app.state.parts = parts
+                await asyncio.to_thread(parts.root.refresh)
+                async with _tasks(parts):
+                    yield
+                await parts.janitor.finish()
+
+    async def ready() -> list[str]:
+        return readiness(app.state.parts)
+
+    app = build_app(
+        name="inference_proxy",
+        description=DESCRIPTION,
+        settings=settings,
+        lifespan=lifespan,
+        routers=[generate.router, openai.router, admin.router],
+        ready=ready,
+        registry=registry,
+    )
+    return app
+
+
+def describe() -> FastAPI:
+    """The application with default settings, never started: for its OpenAPI document."""
+    return create_app(ProxySettings())
+
+
+def readiness(parts: Parts) -> list[str]:
+    """Why requests cannot be served; nothing when they can."""
+    reasons = [f"no {role} engine serves" for role in parts.book.missing_roles()]
+    if parts.root.is_set and parts.root.current is None:
+        reasons.append(parts.root.problem or "the payload root is not ready")
+    if parts.gate.state != "open":
+        reasons.append(f"the proxy is {parts.gate.state}")
+    return reasons
+
+
+def build_parts(
+    settings: ProxySettings,
+    client: httpx.AsyncClient,
+    executor: ThreadPoolExecutor,
+    metrics: Metrics,
+) -> Parts:
+    """Everything that a running proxy consists of, wired."""
+    dialect: Dialect = VllmDialect()
+    book, root, gate = (
+        _book(settings),
+        RootHandle(settings.payload_root, run_id=settings.run_id),
+        Gate(),
+    )
+    sessions = SessionBook(
+        sessions_max=settings.sessions_max, tokens_max=settings.session_tokens_max
+    )
+    metrics.sessions.set_function(lambda: len(sessions))
+    metrics.session_tokens.set_function(lambda: sessions.tokens)
+    upstream, engine_token = Upstream(client), _secret(settings.engine_token)
+    calls = EngineCalls(upstream, book, token=engine_token, metrics=metrics)
+    janitor = Janitor(root, grace_s=settings.delete_grace_s, metrics=metrics, executor=executor)
+    retries = RetryLimits(attempts_max=settings.attempts_max, wait_s_max=settings.retry_wait_s_max)
+    attempts = Attempts(calls, dialect, janitor, is_pair=book.is_pair)
+    return Parts(
+        settings=settings,
+        book=book,
+        sessions=sessions,
+        root=root,
+        gate=gate,
+        janitor=janitor,
+        probes=Probes(
+            upstream,
+            book,
+            root,
+            dialect,
+            interval_s=settings.probe_interval_s,
+            timeout_s=settings.probe_timeout_s,
+            token=engine_token,
+            metrics=metrics,
+            executor=executor,
+        ),
+        pusher=VersionPusher(
+            client,
+            book,
+            url=settings.orchestrator_url,
+            token=_secret(settings.orchestrator_token),
+            timeout_s=settings.push_timeout_s,
+            metrics=metrics,
+        ),
+        generate=GenerateService(
+            attempts, book, sessions, root, gate, retries=retries, metrics=metrics
+        ),
+        openai=OpenAIService(calls, book, dialect, gate, retries=retries),
+        metrics=metrics,
+    )
+
+
+def _book(settings: ProxySettings) -> EngineBook:
+    limits = HealthLimits(
+        failures_max=settings.ejection_failures,
+        returns_min=settings.return_probes,
+        backoff_s=settings.ejection_backoff_s,
+        backoff_s_max=settings.ejection_backoff_s_max,
+    )
+    engines = [
+        Engine(
+            name=engine.name,
+            url=engine.url,
+            role=engine.role,
+            payload_mount=settings.mount_of(engine),
+            health=Health(limits=limits),
+        )
+        for engine in settings.engines
+    ]
+    return EngineBook(engines, policy_version=settings.policy_version)
+
+
+def _client(
+    settings: ProxySettings, transport: httpx.AsyncBaseTransport | None
+) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        transport=transport,
+        timeout=httpx.Timeout(
+            connect=settings.connect_timeout_s,
+            read=settings.read_timeout_s,
+            write=settings.write_timeout_s,
+            pool=settings.pool_timeout_s,
+        ),
+        # A server may close an idle connection at any time: short-lived ones rarely meet that.
+        limits=httpx.Limits(
+            max_connections=settings.connections_max,
+            max_keepalive_connections=256,
+            keepalive_expiry=2.0,
+        ),
+        trust_env=False,  # no proxy of the environment between us and the engines
+    )
+
+
+@asynccontextmanager
+async def _tasks(parts: Parts) -> AsyncIterator[None]:
+    """The proxy's background tasks, from ready to stopped."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(parts.probes.run()),
+            group.create_task(parts.janitor.run()),
+            group.create_task(parts.pusher.run()),
+        ]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+def _secret(value: SecretStr | None) -> str | None:
+    return None if value is None else value.get_secret_value()

@@ -1,0 +1,188 @@
+"""The answer that a client gets, from one leg or from two: pure.
+
+Both forms of rows follow the same rule: ``sideband.segments`` decides for segment lists here and
+for arrays in ``inline``.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from sideband.model import ModelShape
+from sideband.segments import by_field, coverage, merge_prefill_decode
+
+from services.inference_proxy.answers import Answer, Choice, MalformedAnswer, Segments
+from services.inference_proxy.inline import (
+    InlineRows,
+    colocated_rows,
+    decode_rows,
+    merge_rows,
+    valid_ranges,
+)
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What the client gets, and what the proxy remembers of it."""
+
+    body: dict[str, Any]
+    token_ids: dict[int, list[int]]  # completion, by choice
+    ranges: dict[int, list[Range]]  # positions with valid routing rows, by choice
+    files: frozenset[str]  # named by the answer
+    files_dropped: frozenset[str]  # written, and named by nothing
+    has_inline: bool
+
+    @property
+    def form(self) -> str:
+        """handle, inline or none: how routing rows travel."""
+        if self.files:
+            return "handle"
+        return "inline" if self.has_inline else "none"
+
+
+def from_one(
+    answer: Answer,
+    *,
+    request_id: str,
+    prompt_tokens: int,
+    prompt_start: int,
+    reads_rows: bool = True,
+) -> Outcome:
+    """The answer of one engine alone. Raises MalformedAnswer.
+
+    Without ``reads_rows`` inline arrays pass unread: nobody will train on them.
+    """
+    body = {**answer.body, "request_id": request_id, "kv_transfer_params": None}
+    ranges: dict[int, list[Range]] = {}
+    starts: dict[str, int] = {}
+    for choice in answer.choices:
+        rows = None
+        if reads_rows:
+            rows = colocated_rows(choice, prompt_tokens=prompt_tokens, prompt_start=prompt_start)
+        ranges[choice.index] = _ranges(choice.segments, rows)
+        if rows is not None and rows.pos:
+            starts[str(choice.index)] = rows.pos
+    if starts:
+        body["routed_experts_start"] = starts
+    return Outcome(
+        body=body,
+        token_ids={choice.index: choice.token_ids for choice in answer.choices},
+        ranges=ranges,
+        files=frozenset(answer.files),
+        files_dropped=frozenset(),
+        has_inline=answer.is_inline,
+    )
+
+
+def from_pair(
+    prefill: Answer, decode: Answer, *, request_id: str, prompt_tokens: int, prompt_start: int
+) -> Outcome:
+    """Decode's answer with the rows of both legs. Raises MalformedAnswer."""
+    if len(decode.choices) != 1:
+        raise MalformedAnswer("choices", "must be one through prefill and decode")
+    choice = decode.choices[0]
+    body = {**decode.body, "request_id": request_id, "kv_transfer_params": None}
+    if body.get("prompt_logprobs") is None:
+        body["prompt_logprobs"] = prefill.body.get("prompt_logprobs")
+    merged = merge_legs(
+        prefill, decode, choice, prompt_tokens=prompt_tokens, prompt_start=prompt_start
+    )
+    body["choices"] = [{**decode.body["choices"][0], "routed_experts": merged.text}]
+    body |= merged.members
+    return Outcome(
+        body=body,
+        token_ids={choice.index: choice.token_ids},
+        ranges={choice.index: merged.ranges},
+        files=merged.files,
+        files_dropped=frozenset(prefill.files | decode.files) - merged.files,
+        has_inline=merged.text is not None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergedRows:
+    """The rows of a pair: the choice's ``routed_experts`` and members of the answer's top level."""
+
+    text: str | None
+    members: dict[str, Any]
+    ranges: list[Range]
+    files: frozenset[str]
+
+
+def merge_legs(
+    prefill: Answer,
+    decode: Answer | None,
+    choice: Choice,
+    *,
+    prompt_tokens: int,
+    prompt_start: int,
+) -> MergedRows:
+    """The rows of ``choice`` (decode's) from both legs; without ``decode``, prefill's alone.
+
+    Raises MalformedAnswer when the legs cannot belong to one model or one form.
+    """
+    first = prefill.choices[0]
+    if _mixes(first, choice):
+        raise MalformedAnswer("payload_segments", "one leg answers by handle, the other inline")
+    segments = tuple(
+        merge_prefill_decode(first.segments, choice.segments, prompt_tokens=prompt_tokens)
+    )
+    _check_shapes(segments)
+    rows = merge_rows(
+        colocated_rows(first, prompt_tokens=prompt_tokens, prompt_start=prompt_start),
+        decode_rows(choice, prompt_tokens=prompt_tokens),
+        prompt_tokens=prompt_tokens,
+    )
+    members: dict[str, Any] = {}
+    if prefill.is_by_handle or (decode is not None and decode.is_by_handle):
+        members["payload_segments"] = {str(choice.index): msgspec.to_builtins(segments)}
+    model = _one_model(prefill.model, decode.model if decode else None)
+    if model is not None:
+        members["payload_model"] = msgspec.to_builtins(model)
+    if rows is not None:
+        layer_ids = _one_layer_list(prefill, decode)
+        if layer_ids is not None:
+            members["routed_layer_ids"] = list(layer_ids)
+        if rows.pos:
+            members["routed_experts_start"] = {str(choice.index): rows.pos}
+    return MergedRows(
+        text=None if rows is None else rows.text,
+        members=members,
+        ranges=_ranges(segments, rows),
+        files=frozenset(segment.file for segment in segments),
+    )
+
+
+def _ranges(segments: Segments, rows: InlineRows | None) -> list[Range]:
+    routing = by_field(segments, "routed_experts")
+    if routing:  # the writer has left invalid rows out
+        return coverage(routing)
+    return [] if rows is None else valid_ranges(rows)
+
+
+def _mixes(first: Choice, second: Choice) -> bool:
+    is_inline = first.routed_experts is not None or second.routed_experts is not None
+    return is_inline and bool(first.segments or second.segments)
+
+
+def _check_shapes(segments: Iterable[Any]) -> None:
+    shapes = {(s.field, s.dtype, s.shape) for s in segments}
+    if len({field for field, _, _ in shapes}) != len(shapes):
+        raise MalformedAnswer("payload_segments", "the legs' rows differ in dtype or shape")
+
+
+def _one_model(first: ModelShape | None, second: ModelShape | None) -> ModelShape | None:
+    if first is not None and second is not None and first != second:
+        raise MalformedAnswer("payload_model", "prefill and decode run different models")
+    return first or second
+
+
+def _one_layer_list(prefill: Answer, decode: Answer | None) -> tuple[int, ...] | None:
+    legs = [leg for leg in (prefill, decode) if leg is not None and leg.is_inline]
+    lists = {leg.layer_ids for leg in legs}
+    if len(lists) > 1:
+        raise MalformedAnswer("routed_layer_ids", "the legs' columns are different layers")
+    return lists.pop() if lists else None

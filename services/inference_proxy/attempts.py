@@ -1,0 +1,196 @@
+"""One attempt at a request: one leg, or a prefill leg and a decode leg.
+
+An attempt that does not succeed leaves nothing behind: whatever its engines wrote, or may still be
+writing, is handed to the janitor, also when it is cancelled. Each attempt has its own upstream ids,
+so that only its own files are found.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from sideband.ids import RequestId
+
+from services.inference_proxy.answers import Answer, MalformedAnswer, read_answer
+from services.inference_proxy.assembly import Outcome, from_one, from_pair
+from services.inference_proxy.calls import EngineCalls
+from services.inference_proxy.dialects.base import Body, Dialect
+from services.inference_proxy.engines import Engine, Role
+from services.inference_proxy.janitor import Janitor
+from services.inference_proxy.offload import offload
+from services.inference_proxy.planning import Plan
+from services.inference_proxy.request_ids import AttemptIds, Leg
+from services.inference_proxy.upstream import EngineBroke, Reply, parsed
+
+
+class MaskRefusal(Exception):
+    """The engine returns sampling masks and cannot for this request's sampling."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A stream that has begun. ``stack`` holds the connection; the owner closes it."""
+
+    reply: Reply
+    stack: AsyncExitStack
+    request_ids: tuple[RequestId, ...]
+    prefill: Answer | None  # the prefill leg of a pair
+
+
+class Attempts:
+    """Makes attempts; deciding whether to make another is the caller's."""
+
+    def __init__(
+        self, calls: EngineCalls, dialect: Dialect, janitor: Janitor, *, is_pair: bool
+    ) -> None:
+        assert not dialect.decode_continues_prefill, "no merge is written for such a dialect yet"
+        self._calls, self._dialect, self._janitor = calls, dialect, janitor
+        self._is_pair = is_pair
+
+    async def whole(self, plan: Plan, attempt: int, avoid: AbstractSet[str]) -> Outcome:
+        """A whole answer, its rows merged. Raises UpstreamError, NoEngine, MalformedAnswer and
+        MaskRefusal.
+        """
+        ids = plan.ids(attempt)
+        with self._files_of(plan, ids):
+            if not self._is_pair or plan.wants_one_token:
+                answer = await self._one(plan, ids, self._alone, avoid)
+                outcome = await offload(
+                    lambda: from_one(
+                        answer,
+                        request_id=plan.call.request_id,
+                        prompt_tokens=plan.prompt_tokens,
+                        prompt_start=plan.prompt_start,
+                        reads_rows=plan.is_train,
+                    ),
+                    size_bytes=_inline_bytes(answer) if plan.is_train else 0,
+                )
+            else:
+                outcome = await self._pair(plan, ids, avoid)
+            self.drop(plan, outcome.files_dropped, "unused_leg")
+            return outcome
+
+    async def open(self, plan: Plan, attempt: int, avoid: AbstractSet[str]) -> Opened:
+        """A stream whose engine has begun to answer; nothing was sent to the client yet."""
+        ids = plan.ids(attempt)
+        with self._files_of(plan, ids):
+            prefill: Answer | None = None
+            role: Role = self._alone
+            leg: Leg = "whole"
+            if self._is_pair and not plan.wants_one_token:
+                prefill = await self._one(plan, ids, "prefill", avoid, leg="prefill")
+                role, leg = "decode", "decode"
+            engine = self._choose(plan, role, avoid)
+            body = self._body(plan, engine, ids, leg, prefill)
+            stack = AsyncExitStack()
+            try:
+                reply = await stack.enter_async_context(self._open(plan, engine, leg, body))
+            except EngineBroke as exc:
+                self._raise_mask_refusal(plan, exc)
+                raise
+            return Opened(reply=reply, stack=stack, request_ids=_every_id(ids), prefill=prefill)
+
+    def drop(self, plan: Plan, files: AbstractSet[str], reason: str) -> None:
+        """Delete files of an attempt that nothing refers to."""
+        self._janitor.discard(policy_version=plan.policy_version, files=files, reason=reason)
+
+    def drop_ids(self, plan: Plan, ids: tuple[RequestId, ...], reason: str) -> None:
+        """Delete whatever was written under these ids."""
+        if plan.run_id is not None:
+            self._janitor.discard(
+                policy_version=plan.policy_version, request_ids=ids, reason=reason
+            )
+
+    async def _pair(self, plan: Plan, ids: AttemptIds, avoid: AbstractSet[str]) -> Outcome:
+        prefill = await self._one(plan, ids, "prefill", avoid, leg="prefill")
+        decode = await self._one(plan, ids, "decode", avoid, leg="decode", prefill=prefill)
+        return await offload(
+            lambda: from_pair(
+                prefill,
+                decode,
+                request_id=plan.call.request_id,
+                prompt_tokens=plan.prompt_tokens,
+                prompt_start=plan.prompt_start,
+            ),
+            size_bytes=_inline_bytes(prefill) + _inline_bytes(decode),
+        )
+
+    async def _one(
+        self,
+        plan: Plan,
+        ids: AttemptIds,
+        role: Role,
+        avoid: AbstractSet[str],
+        *,
+        leg: Leg = "whole",
+        prefill: Answer | None = None,
+    ) -> Answer:
+        engine = self._choose(plan, role, avoid)
+        body = self._body(plan, engine, ids, leg, prefill)
+        start = plan.prompt_tokens if leg == "decode" else plan.prompt_start
+        expected = plan.expected(prompt_start=start)
+        try:
+            async with self._open(plan, engine, leg, body) as reply:
+                content = await reply.whole()
+                answer = await offload(
+                    lambda: read_answer(parsed(content), expected), size_bytes=len(content)
+                )
+        except EngineBroke as exc:
+            self._raise_mask_refusal(plan, exc)
+            raise
+        if leg == "prefill" and len(answer.choices) != 1:
+            raise MalformedAnswer("choices", "must be one in a prefill leg")
+        return answer
+
+    @property
+    def _alone(self) -> Role:
+        """Who answers alone: of a pair it is prefill, for a request of one token."""
+        return "prefill" if self._is_pair else "colocated"
+
+    def _choose(self, plan: Plan, role: Role, avoid: AbstractSet[str]) -> Engine:
+        return self._calls.choose(role, session=plan.call.session_id, avoid=avoid)
+
+    def _body(
+        self, plan: Plan, engine: Engine, ids: AttemptIds, leg: Leg, prefill: Answer | None
+    ) -> Body:
+        ask = plan.ask(engine, ids, leg)
+        if leg == "prefill":
+            return self._dialect.prefill(plan.call.body, ask)
+        if leg == "decode":
+            assert prefill is not None, "decode follows prefill"
+            return self._dialect.decode(plan.call.body, ask, prefill.body)
+        return self._dialect.whole(plan.call.body, ask)
+
+    def _open(self, plan: Plan, engine: Engine, leg: Leg, body: Body) -> Any:
+        return self._calls.open(
+            engine,
+            self._dialect.generate_path,
+            leg=leg,
+            content=orjson.dumps(body),
+            headers=plan.call.headers,
+        )
+
+    def _raise_mask_refusal(self, plan: Plan, error: EngineBroke) -> None:
+        if self._dialect.is_mask_refusal(plan.call.body, error.status, error.error):
+            raise MaskRefusal(error.reason) from error
+
+    @contextmanager
+    def _files_of(self, plan: Plan, ids: AttemptIds) -> Iterator[None]:
+        has_succeeded = False
+        try:
+            yield
+            has_succeeded = True
+        finally:
+            if not has_succeeded:
+                self.drop_ids(plan, _every_id(ids), "losing_attempt")
+
+
+def _every_id(ids: AttemptIds) -> tuple[RequestId, ...]:
+    return (ids.of("whole"), ids.of("prefill"), ids.of("decode"))
+
+
+def _inline_bytes(answer: Answer) -> int:
+    return sum(len(choice.routed_experts or "") for choice in answer.choices)

@@ -1,0 +1,99 @@
+"""vLLM 0.30 and later, and engines that speak its token-in/token-out route."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from services.inference_proxy.dialects.base import Ask, Body
+
+# What vLLM's transfer connectors expect on the prefill leg; the decode leg gets what comes back.
+PREFILL_KV: Final[Mapping[str, Any]] = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+_STOPS: Final = ("stop", "stop_token_ids")
+
+
+class VllmDialect:
+    """Decode samples the first token itself; prefill's token is thrown away."""
+
+    name = "vllm"
+    generate_path = "/inference/v1/generate"
+    health_path = "/health"
+    decode_continues_prefill = False
+
+    def whole(self, body: Body, ask: Ask) -> Body:
+        """The client's body under our id, with the payload folder and the first row wanted."""
+        return {**body, "request_id": ask.request_id, "sampling_params": _params(body, ask)}
+
+    def prefill(self, body: Body, ask: Ask) -> Body:
+        """One token, whatever the client's least count, stops or log probabilities say.
+
+        A stop would end the leg as "stop", and transfer connectors keep the cache only of a
+        request that ended by length.
+        """
+        asked = self.whole(body, ask)
+        params = _without(asked["sampling_params"], "min_tokens", "logprobs", *_STOPS)
+        asked["sampling_params"] = {**params, "max_tokens": 1, "ignore_eos": True}
+        asked = _without(asked, "stream_options")
+        asked["stream"] = False
+        return _with_kv(asked, dict(PREFILL_KV))
+
+    def decode(self, body: Body, ask: Ask, prefill_answer: Mapping[str, Any]) -> Body:
+        """The client's body; log probabilities of the prompt are prefill's work."""
+        asked = self.whole(body, ask)
+        asked["sampling_params"] = _without(asked["sampling_params"], "prompt_logprobs")
+        transfer = prefill_answer.get("kv_transfer_params")
+        return _with_kv(asked, transfer) if isinstance(transfer, dict) else asked
+
+    def openai_prefill(self, body: Body) -> Body:
+        """One token; both names of the limit, since chat has two."""
+        dropped = ("stream_options", "min_tokens", "logprobs", "top_logprobs", *_STOPS)
+        limit = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
+        asked = {**_without(body, *dropped), limit: 1, "stream": False, "ignore_eos": True}
+        return {**asked, "kv_transfer_params": dict(PREFILL_KV)}
+
+    def openai_decode(self, body: Body, prefill_answer: Mapping[str, Any]) -> Body:
+        """The client's body and where the KV cache is."""
+        transfer = prefill_answer.get("kv_transfer_params")
+        return {**body, "kv_transfer_params": transfer} if isinstance(transfer, dict) else body
+
+    def is_mask_refusal(self, body: Body, status: int, error: object) -> bool:
+        """A server that returns masks answers an empty 500 unless temperature and top_k cut."""
+        if status != 500 or not isinstance(error, dict):
+            return False
+        inner = error.get("error")
+        message = inner.get("message") if isinstance(inner, dict) else None
+        params = body.get("sampling_params", body)
+        temperature, top_k = params.get("temperature"), params.get("top_k")
+        is_cut = (temperature is None or temperature > 0) and (top_k is not None and top_k > 0)
+        return message == "" and not is_cut
+
+
+def _params(body: Body, ask: Ask) -> Body:
+    params = dict(body["sampling_params"])
+    extra = dict(params.get("extra_args") or {})
+    if ask.injection is not None:
+        extra["payload_dir"] = ask.injection.payload_dir
+        extra["payload_run_id"] = ask.injection.run_id
+    if extra:
+        params["extra_args"] = extra
+    params.pop("routed_experts_prompt_start", None)
+    if ask.prompt_start:
+        params["routed_experts_prompt_start"] = ask.prompt_start
+    return params
+
+
+def _with_kv(body: Body, transfer: Mapping[str, Any]) -> Body:
+    """Both places: the route documents the top level, the engine reads ``extra_args``."""
+    params = body["sampling_params"]
+    extra = {**(params.get("extra_args") or {}), "kv_transfer_params": transfer}
+    params = {**params, "extra_args": extra}
+    return {**body, "sampling_params": params, "kv_transfer_params": transfer}
+
+
+def _without(body: Body, *names: str) -> Body:
+    return {name: value for name, value in body.items() if name not in names}

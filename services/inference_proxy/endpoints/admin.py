@@ -1,0 +1,200 @@
+"""Admin routes: engines, sessions, the policy version, pause, resume and drain."""
+
+from itertools import islice
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+from sideband.ids import ID_PATTERN, SessionId
+
+from services.inference_proxy.endpoints.parts import Parts, PartsDep
+from services.inference_proxy.engines import Engine, EngineBook
+from services.inference_proxy.errors import (
+    UnknownEngineProblem,
+    UnknownSession,
+    VersionConflict,
+    as_problems,
+)
+from services.inference_proxy.limits import SHOWN_MAX
+from services.inference_proxy.schemas import (
+    Engines,
+    EngineView,
+    GateView,
+    SessionDeleted,
+    Sessions,
+    SessionView,
+    VersionReport,
+    Versions,
+)
+from services.inference_proxy.sessions import Session
+from services.kit.problems import responses
+
+router = APIRouter(tags=["admin"])
+
+EngineName = Annotated[str, Path(description="Its name in the settings.", examples=["decode-0"])]
+SessionPath = Annotated[
+    str, Path(pattern=ID_PATTERN, description="The session.", examples=["rollout-7"])
+]
+
+
+@router.get("/v1/engines", summary="Engines, their health and load", responses=responses())
+async def list_engines(parts: PartsDep) -> Engines:
+    """All engines in the order of the settings."""
+    return Engines(engines=[_engine(parts.book, engine) for engine in parts.book])
+
+
+@router.post(
+    "/v1/engines/{name}/eject",
+    summary="Take an engine out by hand",
+    responses=responses(UnknownEngineProblem),
+)
+async def eject(name: EngineName, parts: PartsDep) -> EngineView:
+    """It gets no new requests until it is returned; those it has go on. Idempotent."""
+    with as_problems():
+        engine = parts.book.hold(name, "ejected by an administrator")
+    parts.pusher.wake()
+    return _engine(parts.book, engine)
+
+
+@router.post(
+    "/v1/engines/{name}/return",
+    summary="Bring an engine back",
+    responses=responses(UnknownEngineProblem),
+)
+async def return_engine(name: EngineName, parts: PartsDep) -> EngineView:
+    """One probe is made at once; it serves when that succeeds. Idempotent."""
+    with as_problems():
+        engine = parts.book.release(name)
+    await parts.probes.probe(engine)
+    return _engine(parts.book, engine)
+
+
+@router.get("/v1/sessions", summary="Sessions, the latest last", responses=responses())
+async def list_sessions(
+    parts: PartsDep,
+    limit: Annotated[
+        int, Query(ge=1, le=SHOWN_MAX, description="Most sessions shown.", examples=[100])
+    ] = 100,
+) -> Sessions:
+    """The most recently used ones."""
+    count = len(parts.sessions)
+    latest = islice(parts.sessions, max(0, count - limit), None)
+    return Sessions(sessions=[_session(session) for session in latest], count=count)
+
+
+@router.delete(
+    "/v1/sessions/{session_id}",
+    summary="Discard a session, its running requests and its files",
+    responses=responses(UnknownSession),
+)
+async def delete_session(
+    session_id: SessionPath,
+    parts: PartsDep,
+    delete_files: Annotated[
+        bool, Query(description="Delete the files that its answers named.", examples=[True])
+    ] = False,
+) -> SessionDeleted:
+    """Cancels what runs. With `delete_files` nothing that its answers named stays."""
+    session = parts.sessions.discard(SessionId(session_id))
+    if session is None:
+        raise UnknownSession(f"no session {session_id} is known")
+    if delete_files:
+        parts.janitor.discard(
+            policy_version=session.policy_version,
+            files=session.files,
+            reason="discarded_session",
+        )
+    return SessionDeleted(
+        session_id=session_id,
+        files_discarded=len(session.files) if delete_files else 0,
+        requests_cancelled=session.in_flight,
+    )
+
+
+@router.get("/v1/policy-version", summary="What the engines have applied", responses=responses())
+async def get_versions(parts: PartsDep) -> Versions:
+    """The one source of truth of the policy version."""
+    return _versions(parts)
+
+
+@router.post(
+    "/v1/policy-version",
+    summary="Report that engines have applied new weights",
+    responses=responses(UnknownEngineProblem, VersionConflict),
+)
+async def report_version(report: VersionReport, parts: PartsDep) -> Versions:
+    """Called by whoever updates the weights. What all serving engines have is pushed on to the
+    orchestrator, with retry. All engines named are changed, or none.
+    """
+    with as_problems():
+        parts.book.report(report.policy_version, report.engines, force=report.force)
+    parts.metrics.policy_version_applied.set(parts.book.applied)
+    parts.pusher.wake()
+    return _versions(parts)
+
+
+@router.post("/v1/admin/pause", summary="Take no new requests", responses=responses())
+async def pause(parts: PartsDep) -> GateView:
+    """Requests that run go on; new ones get a 503."""
+    parts.gate.pause()
+    return _gate(parts)
+
+
+@router.post("/v1/admin/resume", summary="Take requests again", responses=responses())
+async def resume(parts: PartsDep) -> GateView:
+    """Also after a drain."""
+    parts.gate.resume()
+    return _gate(parts)
+
+
+@router.post("/v1/admin/drain", summary="Finish what runs, take nothing new", responses=responses())
+async def drain(
+    parts: PartsDep,
+    timeout_s: Annotated[
+        float, Query(ge=0, le=3600, description="Longest wait.", examples=[30.0])
+    ] = 30.0,
+) -> GateView:
+    """Returns when nothing runs any more, or at the deadline."""
+    is_complete = await parts.gate.drain(timeout_s=timeout_s)
+    return _gate(parts, is_complete=is_complete)
+
+
+def _engine(book: EngineBook, engine: Engine) -> EngineView:
+    return EngineView(
+        name=engine.name,
+        url=engine.url,
+        role=engine.role,
+        state=engine.health.state,
+        is_serving=book.is_serving(engine),
+        why_out=book.why_out(engine),
+        policy_version=engine.policy_version,
+        in_flight=engine.in_flight,
+        requests_total=engine.requests_total,
+        failures=engine.health.failures,
+        ejections_total=engine.ejections_total,
+    )
+
+
+def _session(session: Session) -> SessionView:
+    return SessionView(
+        session_id=session.session_id,
+        policy_version=session.policy_version,
+        turns_delivered=session.turns_delivered,
+        branches=len(session.branches),
+        tokens=session.tokens,
+        files=len(session.files),
+        in_flight=session.in_flight,
+    )
+
+
+def _versions(parts: Parts) -> Versions:
+    return Versions(
+        applied=parts.book.applied,
+        engines={engine.name: engine.policy_version for engine in parts.book},
+        pushed=parts.pusher.pushed,
+        push_failures=parts.pusher.failures,
+    )
+
+
+def _gate(parts: Parts, *, is_complete: bool = True) -> GateView:
+    gate = parts.gate
+    return GateView(state=gate.state, in_flight=gate.in_flight, is_complete=is_complete)

@@ -1,0 +1,150 @@
+"""``POST /inference/v1/generate``: vLLM's token-in/token-out route."""
+
+from typing import Annotated
+
+import orjson
+from fastapi import APIRouter, Header, Request, Response
+from sideband.ids import ID_PATTERN, RequestId, SessionId, check_id
+
+from services.inference_proxy.assembly import Outcome
+from services.inference_proxy.endpoints.body import OrjsonRoute
+from services.inference_proxy.endpoints.parts import Parts, PartsDep
+from services.inference_proxy.endpoints.relay import RelayResponse
+from services.inference_proxy.errors import GENERATE_PROBLEMS, as_problems
+from services.inference_proxy.headers import to_client
+from services.inference_proxy.limits import POLICY_VERSION_MAX
+from services.inference_proxy.offload import offload
+from services.inference_proxy.planning import Call, Plan
+from services.inference_proxy.refusals import Kind, check_generate
+from services.inference_proxy.request_ids import new_client_id
+from services.inference_proxy.schemas import GenerateAnswer, GenerateRequest
+from services.inference_proxy.wanted import ClientGone, while_wanted
+from services.kit.problems import Problem, responses
+
+router = APIRouter(tags=["inference"], route_class=OrjsonRoute)
+
+KindHeader = Annotated[
+    Kind,
+    Header(
+        alias="X-Sideband-Kind",
+        description="Train rollouts go by handle when a payload root is set; others stay inline.",
+        examples=["train"],
+    ),
+]
+SessionHeader = Annotated[
+    str | None,
+    Header(
+        alias="X-Sideband-Session",
+        pattern=ID_PATTERN,
+        description="One rollout: keeps its engine, its policy version and what it was given.",
+        examples=["rollout-7"],
+    ),
+]
+VersionHeader = Annotated[
+    int | None,
+    Header(
+        alias="X-Sideband-Policy-Version",
+        ge=0,
+        le=POLICY_VERSION_MAX,
+        description="k of the lease; without it the session's, or the one applied now.",
+        examples=[3],
+    ),
+]
+
+
+def session_of(value: str | None) -> SessionId | None:
+    """The session named by a header. Raises InvalidId."""
+    return None if value is None else SessionId(check_id("X-Sideband-Session", value))
+
+
+@router.post(
+    "/inference/v1/generate",
+    summary="Sample tokens; rows of train requests by handle",
+    response_class=Response,
+    responses={
+        **responses(*GENERATE_PROBLEMS),
+        200: {
+            "model": GenerateAnswer,
+            "description": "The answer, or its events when `stream` is set.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        },
+    },
+)
+async def generate(
+    request: Request,
+    body: GenerateRequest,
+    parts: PartsDep,
+    kind: KindHeader = "eval",
+    session: SessionHeader = None,
+    policy_version: VersionHeader = None,
+) -> Response:
+    """Forward to an engine, or to a prefill and a decode engine.
+
+    Train requests get `payload_dir` injected when a payload root is set. The answer carries the
+    rows of both legs, merged. A follow-up turn of a session asks only for rows that it has not yet.
+    """
+    try:
+        with as_problems():
+            request_id = body.request_id or new_client_id()
+            call = Call(
+                body=await request.json(),
+                kind=kind,
+                request_id=RequestId(check_id("request_id", request_id)),
+                session_id=session_of(session),
+                policy_version=policy_version,
+                headers=request.headers.items(),
+            )
+            with parts.gate.enter():
+                check_generate(call.body, kind=kind, is_pair=parts.book.is_pair)
+                plan = parts.generate.plan(call)
+                if call.is_stream:
+                    return await _streamed(request, parts, plan)
+                return await _whole(request, parts, plan)
+    except Problem as problem:
+        parts.metrics.generate_total.labels(kind, problem.code).inc()
+        raise
+
+
+async def _whole(request: Request, parts: Parts, plan: Plan) -> Response:
+    async with while_wanted(
+        request.receive, deadline_s=parts.settings.request_timeout_s, session=plan.session
+    ):
+        outcome = await parts.generate.whole(plan)
+    content = await _answered(request, parts, plan, outcome)
+    parts.metrics.answer_bytes_total.labels(plan.call.kind).inc(len(content))
+    return Response(content, media_type="application/json", headers=_headers(plan))
+
+
+async def _answered(request: Request, parts: Parts, plan: Plan, outcome: Outcome) -> bytes:
+    """The answer as bytes. Whoever left meanwhile has not got it."""
+    is_delivered = False
+    try:
+        size_bytes = len(outcome.body["choices"][0].get("routed_experts") or "")
+        content = await offload(lambda: orjson.dumps(outcome.body), size_bytes=size_bytes)
+        if await request.is_disconnected():
+            raise ClientGone
+        parts.generate.delivered(plan, outcome)
+        is_delivered = True
+    finally:
+        if not is_delivered:
+            parts.generate.lost(plan, outcome)
+    return content
+
+
+async def _streamed(request: Request, parts: Parts, plan: Plan) -> Response:
+    deadline_s = parts.settings.request_timeout_s
+    async with while_wanted(request.receive, deadline_s=deadline_s, session=plan.session):
+        opened = await parts.generate.open(plan)
+    return RelayResponse(
+        parts.generate.events(plan, opened),
+        media_type=opened.reply.content_type,
+        headers={**to_client(opened.reply.headers), **_headers(plan)},
+        deadline_s=deadline_s,
+        session=plan.session,
+    )
+
+
+def _headers(plan: Plan) -> dict[str, str]:
+    if not plan.is_train:
+        return {}
+    return {"X-Sideband-Policy-Version": str(plan.policy_version)}

@@ -1,0 +1,93 @@
+"""OpenAI routes, passed through to an engine."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from services.inference_proxy.endpoints.body import OrjsonRoute
+from services.inference_proxy.endpoints.generate import KindHeader, SessionHeader, session_of
+from services.inference_proxy.endpoints.parts import Parts, PartsDep
+from services.inference_proxy.endpoints.relay import RelayResponse
+from services.inference_proxy.errors import OPENAI_PROBLEMS, as_problems
+from services.inference_proxy.headers import to_client
+from services.inference_proxy.openai import OpenAICall
+from services.inference_proxy.schemas import OpenAIRequest
+from services.inference_proxy.upstream import EngineRefused
+from services.inference_proxy.wanted import while_wanted
+from services.kit.problems import responses
+
+router = APIRouter(tags=["openai"], route_class=OrjsonRoute)
+
+_OPTIONS: Mapping[str, Any] = {
+    "response_class": Response,
+    "responses": {
+        **responses(*OPENAI_PROBLEMS),
+        200: {
+            "description": "The engine's answer, whole or streamed.",
+            "content": {
+                "application/json": {"schema": {"type": "object"}},
+                "text/event-stream": {"schema": {"type": "string"}},
+            },
+        },
+    },
+}
+
+
+@router.post("/v1/chat/completions", summary="Chat, passed through", **_OPTIONS)
+async def chat(
+    request: Request,
+    body: OpenAIRequest,
+    parts: PartsDep,
+    kind: KindHeader = "eval",
+    session: SessionHeader = None,
+) -> Response:
+    """The engine's answer as it is. Rows travel on the generate route only."""
+    return await _forward(request, parts, await request.json(), session)
+
+
+@router.post("/v1/completions", summary="Completion, passed through", **_OPTIONS)
+async def complete(
+    request: Request,
+    body: OpenAIRequest,
+    parts: PartsDep,
+    kind: KindHeader = "eval",
+    session: SessionHeader = None,
+) -> Response:
+    """The engine's answer as it is. Rows travel on the generate route only."""
+    return await _forward(request, parts, await request.json(), session)
+
+
+@router.get("/v1/models", summary="Models of an engine, passed through", **_OPTIONS)
+async def models(request: Request, parts: PartsDep) -> Response:
+    """The engine's answer as it is."""
+    return await _forward(request, parts, None, None)
+
+
+async def _forward(
+    request: Request, parts: Parts, body: dict[str, Any] | None, session: str | None
+) -> Response:
+    deadline_s = parts.settings.request_timeout_s
+    with as_problems():
+        call = OpenAICall(
+            path=request.url.path,
+            body=body,
+            session_id=session_of(session),
+            headers=request.headers.items(),
+        )
+        with parts.gate.enter():
+            parts.openai.check(call)
+            try:
+                async with while_wanted(request.receive, deadline_s=deadline_s):
+                    opened = await parts.openai.open(call)
+            except EngineRefused as exc:
+                # What OpenAI clients expect is the engine's own error, not ours.
+                return Response(exc.content, exc.status, media_type=exc.content_type)
+    reply = opened.reply
+    return RelayResponse(
+        parts.openai.chunks(opened),
+        media_type=reply.content_type,
+        headers=to_client(reply.headers),
+        deadline_s=deadline_s,
+        status_code=reply.status,
+    )

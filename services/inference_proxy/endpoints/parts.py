@@ -1,0 +1,44 @@
+"""What the endpoints work with, built once by ``app.py`` and kept on the application's state."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from services.inference_proxy.admission import Gate
+from services.inference_proxy.config import ProxySettings
+from services.inference_proxy.engines import EngineBook
+from services.inference_proxy.janitor import Janitor
+from services.inference_proxy.metrics import Metrics
+from services.inference_proxy.openai import OpenAIService
+from services.inference_proxy.payloads import RootHandle
+from services.inference_proxy.probes import Probes
+from services.inference_proxy.service import GenerateService
+from services.inference_proxy.sessions import SessionBook
+from services.inference_proxy.versions import VersionPusher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Services and state of one running proxy."""
+
+    settings: ProxySettings
+    book: EngineBook
+    sessions: SessionBook
+    root: RootHandle
+    gate: Gate
+    janitor: Janitor
+    probes: Probes
+    pusher: VersionPusher
+    generate: GenerateService
+    openai: OpenAIService
+    metrics: Metrics
+
+
+async def _parts(request: Request) -> Parts:
+    parts = request.app.state.parts
+    assert isinstance(parts, Parts), "the lifespan builds the parts"
+    return parts
+
+
+PartsDep = Annotated[Parts, Depends(_parts)]

@@ -1,0 +1,57 @@
+"""A response whose bytes come from an engine: the engine is cancelled when the client leaves."""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+
+import structlog
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+from services.inference_proxy.sessions import Session
+from services.inference_proxy.upstream import UpstreamError
+from services.inference_proxy.wanted import Unwanted, while_wanted
+
+log = structlog.get_logger(__name__)
+
+
+class RelayResponse(Response):
+    """Sends what ``parts`` yields, and always closes it: also before its first byte."""
+
+    def __init__(
+        self,
+        parts: AsyncGenerator[bytes, None],
+        *,
+        media_type: str,
+        headers: Mapping[str, str],
+        deadline_s: float,
+        session: Session | None = None,
+        status_code: int = 200,
+    ) -> None:
+        super().__init__(status_code=status_code, headers=dict(headers), media_type=media_type)
+        del self.headers["content-length"]
+        self._parts, self._deadline_s, self._session = parts, deadline_s, session
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stream until the end, the deadline, or the client's leaving."""
+        try:
+            async with (
+                while_wanted(receive, deadline_s=self._deadline_s, session=self._session),
+                aclosing(self._parts) as parts,
+            ):
+                await anext(parts)  # now closing it closes the engine's connection
+                await send(
+                    {
+                        "type": "http.response.start",
+                        "status": self.status_code,
+                        "headers": self.raw_headers,
+                    }
+                )
+                async for part in parts:
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except Unwanted as exc:
+            log.info("stream_unwanted", why=type(exc).__name__)
+        except UpstreamError as exc:
+            # Bytes of an answer are out: all that is left is to break off, visibly for the client.
+            log.warning("answer_broken_off", error=str(exc))
+            raise ConnectionAbortedError(str(exc)) from exc

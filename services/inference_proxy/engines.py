@@ -1,0 +1,168 @@
+"""The engines behind the proxy: health, requests in flight, and the policy version of each.
+
+Pure state without I/O. *Serving* means healthy and not behind: an engine that comes back with
+older weights than the applied version stays out (reason "stale weights") until its version is
+reported, so that the applied version never goes back by itself.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from services.inference_proxy.health import Health
+
+Role = Literal["colocated", "prefill", "decode"]
+ROLES: tuple[Role, ...] = ("colocated", "prefill", "decode")
+
+
+class UnknownEngine(Exception):
+    """No engine of that name is configured."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"no engine is called {name!r}")
+
+
+class VersionBackwards(Exception):
+    """A report would take an engine back to an older version without saying so."""
+
+    def __init__(self, name: str, *, reported: int, known: int) -> None:
+        self.name, self.reported, self.known = name, reported, known
+        super().__init__(f"engine {name} has v{known}: v{reported} is older (use force)")
+
+
+@dataclass(slots=True, kw_only=True)
+class Engine:
+    """One engine. ``payload_mount`` is where it sees the payload root; None without a root."""
+
+    name: str
+    url: str
+    role: Role
+    payload_mount: str | None
+    health: Health
+    policy_version: int = 0
+    in_flight: int = 0
+    requests_total: int = 0
+    ejections_total: int = 0
+
+
+class EngineBook:
+    """All engines by name. Not thread-safe: the event loop owns it."""
+
+    def __init__(self, engines: list[Engine], *, policy_version: int = 0) -> None:
+        self._engines = {engine.name: engine for engine in engines}
+        self._applied = policy_version
+        for engine in engines:
+            engine.policy_version = policy_version
+
+    def __iter__(self) -> Iterator[Engine]:
+        return iter(self._engines.values())
+
+    def get(self, name: str) -> Engine:
+        """The engine called ``name``. Raises UnknownEngine."""
+        if name not in self._engines:
+            raise UnknownEngine(name)
+        return self._engines[name]
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether the engines are prefill and decode, and not colocated."""
+        return any(engine.role != "colocated" for engine in self)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The roles that a request needs."""
+        return ("prefill", "decode") if self.is_pair else ("colocated",)
+
+    def is_serving(self, engine: Engine) -> bool:
+        """Whether new requests may go there."""
+        return engine.health.state == "healthy" and engine.policy_version >= self._applied
+
+    def serving(self, role: Role) -> list[Engine]:
+        """Engines of a role that take requests."""
+        return [engine for engine in self if engine.role == role and self.is_serving(engine)]
+
+    def missing_roles(self) -> list[Role]:
+        """Roles that a request needs and no engine serves."""
+        return [role for role in self.roles if not self.serving(role)]
+
+    @contextmanager
+    def request(self, engine: Engine) -> Iterator[None]:
+        """Counts one request in flight."""
+        engine.in_flight += 1
+        engine.requests_total += 1
+        try:
+            yield
+        finally:
+            engine.in_flight -= 1
+
+    def succeeded(self, engine: Engine) -> None:
+        """A whole answer came from it."""
+        engine.health = engine.health.request_succeeded()
+
+    def probed(self, engine: Engine, *, now_s: float) -> bool:
+        """Its health route answered. True when that brought it back."""
+        before = engine.health.state
+        engine.health = engine.health.probe_succeeded(now_s=now_s)
+        self._advance()
+        return before != "healthy" and engine.health.state == "healthy"
+
+    def failed(self, engine: Engine, reason: str, *, now_s: float, is_dead: bool = False) -> bool:
+        """A request or a probe failed there. True when that ejected it."""
+        before = engine.health.state
+        engine.health = engine.health.failed(reason, now_s=now_s, is_dead=is_dead)
+        is_ejected = before == "healthy" and engine.health.state == "ejected"
+        engine.ejections_total += is_ejected
+        self._advance()
+        return is_ejected
+
+    def hold(self, name: str, reason: str) -> Engine:
+        """Take one out by hand. Raises UnknownEngine."""
+        engine = self.get(name)
+        engine.health = engine.health.hold(reason)
+        self._advance()
+        return engine
+
+    def release(self, name: str) -> Engine:
+        """Let the next probe bring one back. Raises UnknownEngine."""
+        engine = self.get(name)
+        engine.health = engine.health.release()
+        return engine
+
+    @property
+    def applied(self) -> int:
+        """What all serving engines have applied; it never goes back by itself."""
+        return self._applied
+
+    def report(self, version: int, names: list[str] | None = None, *, force: bool = False) -> None:
+        """Engines ``names`` (all by default) now run ``version``; all or none are changed.
+
+        ``force`` allows an older version, for a run that restarts from an earlier checkpoint.
+        Raises UnknownEngine and VersionBackwards.
+        """
+        engines = list(self) if names is None else [self.get(name) for name in names]
+        for engine in engines:
+            if version < engine.policy_version and not force:
+                raise VersionBackwards(engine.name, reported=version, known=engine.policy_version)
+        for engine in engines:
+            engine.policy_version = version
+        if force:
+            # Back to what the healthy engines really run, however old.
+            healthy = [engine for engine in self if engine.health.state == "healthy"]
+            self._applied = min(engine.policy_version for engine in healthy or self)
+        self._advance()
+
+    def why_out(self, engine: Engine) -> str | None:
+        """Why no request goes there; None when it serves."""
+        if self.is_serving(engine):
+            return None
+        if engine.health.state == "healthy":
+            return f"stale weights: v{engine.policy_version} is behind v{self._applied}"
+        return f"{engine.health.state}: {engine.health.reason or 'no probe answered yet'}"
+
+    def _advance(self) -> None:
+        # Only over serving engines, and only when a whole set serves: with none there is no news.
+        serving = [engine for engine in self if self.is_serving(engine)]
+        if serving and not self.missing_roles():
+            self._applied = max(self._applied, min(engine.policy_version for engine in serving))

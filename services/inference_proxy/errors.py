@@ -1,0 +1,205 @@
+"""Problems of the proxy: the only place that gives our errors an HTTP status.
+
+::
+
+    Problem (services.kit.problems)
+    ├── BodyRefused 400          payload_dir_refused, kv_transfer_refused, choices_refused,
+    │                            truncation_refused, prompt_start_refused
+    ├── SamplingRefused 400      the engine returns masks and cannot for this sampling
+    ├── EngineRefusedRequest 4xx what the engine says about the request
+    ├── UnknownEngineProblem 404, UnknownSession 404
+    ├── VersionConflict 409      a session at another version, or a report that goes back
+    ├── SessionGone 409          the session was deleted while the request ran
+    ├── ClientLeft 499           nobody reads it
+    ├── UpstreamFailed 502       every attempt failed
+    ├── AnswerRefused 502        an answer that cannot belong to its request
+    ├── NoEngineServes 503, NotAdmitted 503, PayloadRootNotReady 503
+    └── DeadlineExceeded 504
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from sideband.errors import InvalidId
+
+from services.inference_proxy.admission import NotTaken
+from services.inference_proxy.answers import MalformedAnswer
+from services.inference_proxy.attempts import MaskRefusal
+from services.inference_proxy.calls import NoEngine
+from services.inference_proxy.engines import UnknownEngine, VersionBackwards
+from services.inference_proxy.refusals import Refused
+from services.inference_proxy.service import RootNotReady
+from services.inference_proxy.sessions import VersionChanged
+from services.inference_proxy.upstream import EngineRefused, UpstreamError
+from services.inference_proxy.wanted import ClientGone, DeadlinePassed, SessionDiscarded
+from services.kit.problems import InvalidRequest, Problem
+
+RETRY_LATER: Final = {"Retry-After": "1"}
+# The proxy's own token or route was refused: nothing that a client could change.
+_OUR_FAULT: Final = frozenset({401, 403, 405, 407})
+
+
+class BodyRefused(Problem):
+    """A body that breaks a rule between its parts."""
+
+    status, code, title = 400, "body_refused", "Request refused"
+
+
+class SamplingRefused(Problem):
+    """The engine returns sampling masks, which needs temperature > 0 and top_k > 0."""
+
+    status, code, title = 400, "sampling_refused", "Sampling cannot be replayed"
+
+
+class EngineRefusedRequest(Problem):
+    """The engine says that the request is at fault."""
+
+    status, code, title = 400, "engine_refused", "Refused by the engine"
+
+
+class UnknownEngineProblem(Problem):
+    """No engine of that name."""
+
+    status, code, title = 404, "unknown_engine", "Unknown engine"
+
+
+class UnknownSession(Problem):
+    """No session of that id."""
+
+    status, code, title = 404, "unknown_session", "Unknown session"
+
+
+class VersionConflict(Problem):
+    """Two policy versions where there must be one."""
+
+    status, code, title = 409, "policy_version_conflict", "Policy version conflict"
+
+
+class SessionGone(Problem):
+    """The session was deleted while the request ran."""
+
+    status, code, title = 409, "session_discarded", "Session discarded"
+
+
+class ClientLeft(Problem):
+    """The client closed its connection; the engine was told."""
+
+    status, code, title = 499, "client_left", "Client left"
+
+
+class UpstreamFailed(Problem):
+    """Every attempt at an engine failed."""
+
+    status, code, title = 502, "upstream_failed", "Engine failed"
+
+
+class AnswerRefused(Problem):
+    """An engine's answer that cannot belong to its request."""
+
+    status, code, title = 502, "engine_answer_malformed", "Engine answer malformed"
+
+
+class NoEngineServes(Problem):
+    """No engine takes requests now."""
+
+    status, code, title = 503, "no_engine", "No engine serves"
+
+
+class NotAdmitted(Problem):
+    """Paused or draining."""
+
+    status, code, title = 503, "not_admitted", "Takes no requests"
+
+
+class PayloadRootNotReady(Problem):
+    """The payload root is configured and cannot be used yet."""
+
+    status, code, title = 503, "payload_root_not_ready", "Payload root not ready"
+
+
+class DeadlineExceeded(Problem):
+    """The request's deadline over all attempts passed."""
+
+    status, code, title = 504, "deadline_exceeded", "Deadline exceeded"
+
+
+def problem_of(error: Exception) -> Problem:
+    """The problem that one of OWN_ERRORS stands for."""
+    if isinstance(error, Refused):
+        return BodyRefused(str(error), code=error.code, field=error.field)
+    if isinstance(error, InvalidId):
+        return InvalidRequest(str(error))
+    if isinstance(error, EngineRefused) and error.status not in _OUR_FAULT:
+        return EngineRefusedRequest(str(error), status=error.status, engine=error.engine)
+    if isinstance(error, UpstreamError):
+        return UpstreamFailed(str(error), engine=error.engine, headers=RETRY_LATER)
+    if isinstance(error, MalformedAnswer):
+        return AnswerRefused(str(error), part=error.part)
+    if isinstance(error, VersionChanged):
+        return VersionConflict(str(error), pinned=error.pinned, asked=error.asked)
+    if isinstance(error, VersionBackwards):
+        return VersionConflict(str(error), known=error.known, reported=error.reported)
+    if isinstance(error, MaskRefusal):
+        return SamplingRefused(
+            "The engine returns sampling masks, so it needs temperature > 0 and top_k > 0 "
+            "(greedy is top_k = 1)."
+        )
+    for kind, problem, headers in _PLAIN:
+        if isinstance(error, kind):
+            return problem(str(error) or problem.title, headers=headers)
+    raise AssertionError(f"no problem for {type(error).__name__}")
+
+
+_PLAIN: tuple[tuple[type[Exception], type[Problem], dict[str, str] | None], ...] = (
+    (NoEngine, NoEngineServes, RETRY_LATER),
+    (NotTaken, NotAdmitted, RETRY_LATER),
+    (RootNotReady, PayloadRootNotReady, RETRY_LATER),
+    (UnknownEngine, UnknownEngineProblem, None),
+    (ClientGone, ClientLeft, None),
+    (SessionDiscarded, SessionGone, None),
+    (DeadlinePassed, DeadlineExceeded, None),
+)
+GENERATE_PROBLEMS: tuple[type[Problem], ...] = (
+    BodyRefused,
+    SamplingRefused,
+    EngineRefusedRequest,
+    VersionConflict,
+    SessionGone,
+    ClientLeft,
+    UpstreamFailed,
+    AnswerRefused,
+    NoEngineServes,
+    NotAdmitted,
+    PayloadRootNotReady,
+    DeadlineExceeded,
+)
+OPENAI_PROBLEMS: tuple[type[Problem], ...] = (
+    BodyRefused,
+    ClientLeft,
+    UpstreamFailed,
+    NoEngineServes,
+    NotAdmitted,
+    DeadlineExceeded,
+)
+
+
+OWN_ERRORS: tuple[type[Exception], ...] = (
+    Refused,
+    InvalidId,
+    UpstreamError,
+    MalformedAnswer,
+    VersionChanged,
+    VersionBackwards,
+    MaskRefusal,
+    *(kind for kind, _, _ in _PLAIN),
+)
+
+
+@contextmanager
+def as_problems() -> Iterator[None]:
+    """Raise our own errors as problems; anything else is a bug and goes on."""
+    try:
+        yield
+    except OWN_ERRORS as exc:
+        raise problem_of(exc) from exc

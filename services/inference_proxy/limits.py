@@ -1,0 +1,21 @@
+"""Bounds of the proxy that are not settings: each with its reason."""
+
+from typing import Final
+
+ATTEMPTS_MAX: Final = 8  # more only delays the error that the client should see
+ENGINES_MAX: Final = 1024
+ANSWER_BYTES_MAX: Final = 1 << 30  # the largest inline P/D answer seen has 48 MB
+ERROR_BYTES_MAX: Final = 64 << 10  # an engine's error body is read up to here
+EVENT_BYTES_MAX: Final = ANSWER_BYTES_MAX  # the last event of a stream carries all routing rows
+OFFLOAD_BYTES_MIN: Final = 256 << 10  # JSON and base64 above this leave the event loop
+BRANCHES_MAX: Final = 32  # token prefixes kept per session; older ones only cost asked rows
+SESSION_FILES_MAX: Final = 4096  # files remembered per session, for its discard
+SHOWN_MAX: Final = 1000  # rows of one admin listing
+CLIENT_ID_CHARACTERS_MAX: Final = 96  # of a client's request id inside the upstream id
+POLICY_VERSION_MAX: Final = 999_999_999  # v<k> has at most nine digits
+PENDING_DELETES_MAX: Final = 100_000  # beyond it a second pass is left to the orphan sweep
+TOKEN_ID_MAX: Final = (1 << 31) - 1
+
+assert OFFLOAD_BYTES_MIN < ANSWER_BYTES_MAX
+# <client id>-<8 hex>.a<n>.<leg> must be a legal id of at most 128 characters
+assert CLIENT_ID_CHARACTERS_MAX + len("-01234567.a8.p") <= 128

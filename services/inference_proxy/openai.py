@@ -1,0 +1,126 @@
+"""OpenAI requests, passed through: the engine's own answer, byte for byte, streamed or whole.
+
+Through a prefill/decode pair the prefill leg is asked first, as for token-in/token-out requests;
+the client sees decode's answer. Nothing is injected: rows travel on the generate route only, which
+is said once per train request in the log.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import structlog
+from sideband.ids import SessionId
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+
+from services.inference_proxy.admission import Gate
+from services.inference_proxy.calls import EngineCalls
+from services.inference_proxy.dialects.base import Dialect
+from services.inference_proxy.engines import EngineBook
+from services.inference_proxy.offload import offload
+from services.inference_proxy.refusals import Refused, check_places
+from services.inference_proxy.service import RetryLimits, is_retryable
+from services.inference_proxy.upstream import Reply, UpstreamError, parsed
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAICall:
+    """One request. ``body`` is None for a GET."""
+
+    path: str
+    body: dict[str, Any] | None
+    session_id: SessionId | None
+    headers: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedAnswer:
+    """A successful answer that has begun; ``stack`` holds its connection."""
+
+    reply: Reply
+    stack: AsyncExitStack
+
+
+class OpenAIService:
+    """Finds an engine, retries until one begins to answer, then only forwards."""
+
+    def __init__(
+        self,
+        calls: EngineCalls,
+        book: EngineBook,
+        dialect: Dialect,
+        gate: Gate,
+        *,
+        retries: RetryLimits,
+    ) -> None:
+        self._calls, self._book, self._dialect, self._gate = calls, book, dialect, gate
+        self._retries = retries
+
+    def check(self, call: OpenAICall) -> None:
+        """The rules of such a body. Raises Refused."""
+        if call.body is None:
+            return
+        check_places(call.body)
+        choices = call.body.get("n")
+        if self._book.is_pair and isinstance(choices, int) and choices > 1:
+            raise Refused("choices_refused", "n", "must be 1 through prefill/decode engines")
+
+    async def open(self, call: OpenAICall) -> OpenedAnswer:
+        """The beginning of an answer. Raises UpstreamError and NoEngine."""
+        avoid: set[str] = set()
+        async for state in AsyncRetrying(
+            stop=stop_after_attempt(self._retries.attempts_max),
+            wait=wait_random_exponential(multiplier=0.05, max=self._retries.wait_s_max),
+            retry=retry_if_exception(is_retryable),
+            reraise=True,
+        ):
+            with state:
+                try:
+                    return await self._attempt(call, avoid)
+                except UpstreamError as exc:
+                    avoid.add(exc.engine)
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    async def chunks(self, opened: OpenedAnswer) -> AsyncGenerator[bytes, None]:
+        """The answer's bytes, after one empty part that says: begun, so closing cleans up."""
+        with self._gate.counted():
+            async with opened.stack:
+                yield b""
+                async for chunk in opened.reply.chunks():
+                    yield chunk
+
+    async def _attempt(self, call: OpenAICall, avoid: AbstractSet[str]) -> OpenedAnswer:
+        body = call.body
+        role = self._book.roles[-1]  # decode of a pair, else colocated
+        if self._book.is_pair and body is not None:
+            content = await self._prefill(call, body, avoid)
+            answer = await offload(lambda: parsed(content), size_bytes=len(content))
+            body = self._dialect.openai_decode(body, answer if isinstance(answer, dict) else {})
+        engine = self._calls.choose(role, session=call.session_id, avoid=avoid)
+        stack = AsyncExitStack()
+        reply = await stack.enter_async_context(
+            self._calls.open(
+                engine,
+                call.path,
+                leg="openai",
+                content=None if body is None else orjson.dumps(body),
+                headers=call.headers,
+                method="GET" if body is None else "POST",
+            )
+        )
+        return OpenedAnswer(reply=reply, stack=stack)
+
+    async def _prefill(
+        self, call: OpenAICall, body: dict[str, Any], avoid: AbstractSet[str]
+    ) -> bytes:
+        engine = self._calls.choose("prefill", session=call.session_id, avoid=avoid)
+        content = orjson.dumps(self._dialect.openai_prefill(body))
+        return await self._calls.ask(
+            engine, call.path, leg="openai_prefill", content=content, headers=call.headers
+        )

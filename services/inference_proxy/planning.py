@@ -1,0 +1,115 @@
+"""What a request will ask of the engines, decided once and kept over its attempts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sideband.ids import RequestId, RunId, SessionId
+
+from services.inference_proxy.answers import Expected
+from services.inference_proxy.dialects.base import Ask, Injection
+from services.inference_proxy.engines import Engine
+from services.inference_proxy.refusals import Kind
+from services.inference_proxy.request_ids import AttemptIds, Leg, upstream_base
+from services.inference_proxy.sessions import Session, Tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A client's request, checked. ``body`` is its JSON and is never changed in place."""
+
+    body: dict[str, Any]
+    kind: Kind
+    request_id: RequestId
+    session_id: SessionId | None
+    policy_version: int | None  # what the client asks for
+    headers: Sequence[tuple[str, str]]
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the client wants server-sent events."""
+        return bool(self.body.get("stream"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The same for every attempt: version, session, first row wanted, where files go."""
+
+    call: Call
+    policy_version: int
+    session: Session | None
+    prompt: Tokens
+    prompt_start: int
+    run_id: RunId | None  # set when the engines shall write files
+    base_id: str
+
+    @property
+    def prompt_tokens(self) -> int:
+        """P."""
+        return len(self.prompt)
+
+    @property
+    def is_train(self) -> bool:
+        """Whether somebody will train on it."""
+        return self.call.kind == "train"
+
+    @property
+    def choices(self) -> int:
+        """n."""
+        return self.call.body["sampling_params"].get("n") or 1
+
+    @property
+    def wants_one_token(self) -> bool:
+        """Then a prefill leg is the whole answer."""
+        return bool(self.call.body["sampling_params"].get("max_tokens") == 1)
+
+    def expected(self, *, prompt_start: int) -> Expected:
+        """What the answer of a leg must agree with."""
+        return Expected(
+            prompt_tokens=self.prompt_tokens,
+            prompt_start=prompt_start,
+            policy_version=self.policy_version,
+            run_id=self.run_id,
+        )
+
+    def ids(self, attempt: int) -> AttemptIds:
+        """Fresh upstream ids of one attempt, from 1 on."""
+        return AttemptIds(self.base_id, attempt)
+
+    def ask(self, engine: Engine, ids: AttemptIds, leg: Leg) -> Ask:
+        """How one engine is asked for one leg. Decode is never asked for prompt rows: a real
+        engine can die when asked for rows of tokens that it loaded from outside.
+        """
+        injection = None
+        if self.run_id is not None:
+            assert engine.payload_mount is not None, "a payload root gives every engine a mount"
+            folder = f"{engine.payload_mount.rstrip('/')}/v{self.policy_version}"
+            injection = Injection(payload_dir=folder, run_id=self.run_id)
+        return Ask(
+            request_id=ids.of(leg),
+            injection=injection,
+            prompt_start=self.prompt_tokens if leg == "decode" else self.prompt_start,
+        )
+
+
+def make_plan(
+    call: Call, *, session: Session | None, policy_version: int, run_id: RunId | None
+) -> Plan:
+    """The plan of a request. A session's own start replaces the client's: the proxy knows which
+    rows were delivered.
+    """
+    prompt = np.asarray(call.body["token_ids"], np.int32)
+    if session is not None:
+        start = session.prompt_start(prompt)
+    else:
+        start = call.body["sampling_params"].get("routed_experts_prompt_start") or 0
+    return Plan(
+        call=call,
+        policy_version=policy_version,
+        session=session,
+        prompt=prompt,
+        prompt_start=start,
+        run_id=run_id,
+        base_id=upstream_base(call.request_id),
+    )

@@ -1,0 +1,81 @@
+"""Keeps engines' health and the payload root up to date: a task per engine, one for the root."""
+
+import asyncio
+import time
+from concurrent.futures import Executor
+
+import structlog
+
+from services.inference_proxy.dialects.base import Dialect
+from services.inference_proxy.engines import Engine, EngineBook
+from services.inference_proxy.metrics import Metrics
+from services.inference_proxy.payloads import RootHandle
+from services.inference_proxy.upstream import Upstream, UpstreamError
+
+log = structlog.get_logger(__name__)
+
+
+class Probes:
+    """``run`` is owned by the app's task group and ends by cancellation."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        book: EngineBook,
+        root: RootHandle,
+        dialect: Dialect,
+        *,
+        interval_s: float,
+        timeout_s: float,
+        token: str | None,
+        metrics: Metrics,
+        executor: Executor,
+    ) -> None:
+        self._upstream, self._book, self._root, self._dialect = upstream, book, root, dialect
+        self._interval_s, self._timeout_s, self._metrics = interval_s, timeout_s, metrics
+        self._executor = executor
+        self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
+
+    async def run(self) -> None:
+        """Probe until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch_root())
+            for engine in self._book:
+                group.create_task(self._watch(engine))
+
+    async def probe(self, engine: Engine) -> None:
+        """One probe. Held engines are probed too, so that a release finds a fresh view."""
+        try:
+            async with (
+                asyncio.timeout(self._timeout_s),
+                self._upstream.open(
+                    engine.name,
+                    f"{engine.url}{self._dialect.health_path}",
+                    method="GET",
+                    headers=self._headers,
+                    timeout_s=self._timeout_s,
+                ),
+            ):
+                pass
+        except (UpstreamError, TimeoutError) as exc:
+            reason = str(exc) or f"no answer to a probe within {self._timeout_s:g} s"
+            is_dead = isinstance(exc, UpstreamError) and exc.is_dead
+            if self._book.failed(engine, reason, now_s=time.monotonic(), is_dead=is_dead):
+                self._metrics.ejections_total.labels(engine.name).inc()
+                log.warning("engine_ejected", engine=engine.name, reason=reason)
+        else:
+            if self._book.probed(engine, now_s=time.monotonic()):
+                log.info("engine_serves", engine=engine.name)
+        self._metrics.engine_serving.labels(engine.name).set(self._book.is_serving(engine))
+        self._metrics.policy_version_applied.set(self._book.applied)
+
+    async def _watch(self, engine: Engine) -> None:
+        while True:
+            await self.probe(engine)
+            await asyncio.sleep(self._interval_s)
+
+    async def _watch_root(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._root.is_set:
+            await loop.run_in_executor(self._executor, self._root.refresh)
+            await asyncio.sleep(self._interval_s)

@@ -1,0 +1,226 @@
+"""Token-in/token-out requests from plan to answer: retries, the session's memory, streams.
+
+No HTTP here. A request is planned once (version, session, first row wanted), then attempted until
+an attempt succeeds or ``attempts_max`` have failed; only what reached the client is remembered.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+import structlog
+from sideband.ids import RunId
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+
+from services.inference_proxy.admission import Gate
+from services.inference_proxy.answers import MalformedAnswer
+from services.inference_proxy.assembly import Outcome, Range
+from services.inference_proxy.attempts import Attempts, Opened
+from services.inference_proxy.engines import EngineBook
+from services.inference_proxy.events import EventSplitter, EventTooLarge, write_event
+from services.inference_proxy.limits import EVENT_BYTES_MAX
+from services.inference_proxy.metrics import Metrics
+from services.inference_proxy.offload import offload
+from services.inference_proxy.payloads import RootHandle
+from services.inference_proxy.planning import Call, Plan, make_plan
+from services.inference_proxy.relay import StreamRelay
+from services.inference_proxy.sessions import Session, SessionBook, Tokens, covered_until
+from services.inference_proxy.upstream import EngineBroke, UpstreamError
+
+log = structlog.get_logger(__name__)
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class RootNotReady(Exception):
+    """The payload root is configured and cannot be used yet."""
+
+
+class Attempt(Protocol[T_co]):
+    """Makes attempt number ``attempt``, best not at the engines in ``avoid``."""
+
+    async def __call__(self, plan: Plan, attempt: int, avoid: AbstractSet[str]) -> T_co: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryLimits:
+    """How often, and how long between."""
+
+    attempts_max: int
+    wait_s_max: float
+
+
+class GenerateService:
+    """What the generate endpoint calls."""
+
+    def __init__(
+        self,
+        attempts: Attempts,
+        book: EngineBook,
+        sessions: SessionBook,
+        root: RootHandle,
+        gate: Gate,
+        *,
+        retries: RetryLimits,
+        metrics: Metrics,
+    ) -> None:
+        self._attempts, self._book, self._sessions = attempts, book, sessions
+        self._root, self._gate, self._retries, self._metrics = root, gate, retries, metrics
+
+    def plan(self, call: Call) -> Plan:
+        """Decide what to ask. Raises VersionChanged and RootNotReady."""
+        is_train = call.kind == "train"
+        run_id = self._run_id() if is_train else None
+        session: Session | None = None
+        version = self._book.applied if call.policy_version is None else call.policy_version
+        if is_train and call.session_id is not None:
+            session = self._sessions.enter(
+                call.session_id, asked=call.policy_version, applied=self._book.applied
+            )
+            version = session.policy_version
+        plan = make_plan(call, session=session, policy_version=version, run_id=run_id)
+        if session is not None:
+            self._metrics.rows_not_asked_total.inc(plan.prompt_start)
+        return plan
+
+    async def whole(self, plan: Plan) -> Outcome:
+        """The whole answer. Raises what the last attempt raised."""
+        with _busy(plan.session):
+            outcome = await self._retried(plan, self._attempts.whole)
+        self._count(plan, outcome.form)
+        return outcome
+
+    def delivered(self, plan: Plan, outcome: Outcome) -> None:
+        """The client has it: its rows will not be asked for again."""
+        self._remember(plan, outcome.token_ids, outcome.ranges, outcome.files)
+
+    def lost(self, plan: Plan, outcome: Outcome) -> None:
+        """The client left before it could get it: nobody knows of its files."""
+        self._attempts.drop(plan, outcome.files, "client_gone")
+
+    async def open(self, plan: Plan) -> Opened:
+        """A stream that has begun upstream; hand it to ``events`` at once."""
+        with _busy(plan.session):
+            return await self._retried(plan, self._attempts.open)
+
+    async def events(self, plan: Plan, opened: Opened) -> AsyncGenerator[bytes, None]:
+        """The events for the client, after one empty part that says: begun, so closing cleans up.
+
+        Closing the iterator cancels the engine; a stream that does not come to its end leaves no
+        file.
+        """
+        relay = StreamRelay(plan, opened.prefill)
+        is_delivered = False
+        try:
+            with self._gate.counted(), _busy(plan.session):
+                yield b""
+                async with aclosing(self._relayed(relay, opened)) as parts:
+                    async for part in parts:
+                        yield part
+            is_delivered = relay.is_complete
+        finally:
+            if is_delivered:
+                self._count(plan, relay.form)
+                self._attempts.drop(plan, relay.files_dropped, "unused_leg")
+                self._remember(plan, relay.token_ids, relay.ranges, relay.files)
+            else:
+                self._metrics.generate_total.labels(plan.call.kind, "stream_broken").inc()
+                self._attempts.drop_ids(plan, opened.request_ids, "broken_stream")
+            await opened.stack.aclose()
+
+    async def _relayed(self, relay: StreamRelay, opened: Opened) -> AsyncGenerator[bytes, None]:
+        splitter = EventSplitter(bytes_max=EVENT_BYTES_MAX)
+        engine = opened.reply.engine
+        try:
+            async with opened.stack:  # an error inside counts against the engine
+                async for chunk in opened.reply.chunks():
+                    for event in splitter.feed(chunk):
+                        parts = await offload(_taking(relay, event), size_bytes=len(event))
+                        if parts:
+                            yield b"".join(parts)
+            rest = splitter.rest()
+            parts = [*(relay.take(rest) if rest else []), *relay.end()]
+            if parts:
+                yield b"".join(parts)
+            if not relay.is_complete and not relay.has_failed:
+                raise EngineBroke(engine, "the stream ended before its last event")
+        except (UpstreamError, MalformedAnswer, EventTooLarge) as exc:
+            # The status line is long gone: the client learns it as an event, and no [DONE] comes.
+            relay.has_failed = True
+            log.warning("stream_broken", engine=engine, error=str(exc))
+            error = {"message": str(exc), "type": "upstream_failed", "code": 502}
+            yield write_event({"error": error})
+
+    async def _retried(self, plan: Plan, attempt: Attempt[T]) -> T:
+        avoid: set[str] = set()
+        async for state in AsyncRetrying(
+            stop=stop_after_attempt(self._retries.attempts_max),
+            wait=wait_random_exponential(multiplier=0.05, max=self._retries.wait_s_max),
+            retry=retry_if_exception(is_retryable),
+            reraise=True,
+        ):
+            with state:
+                number = state.retry_state.attempt_number
+                self._metrics.retries_total.inc(number > 1)
+                try:
+                    return await attempt(plan, number, frozenset(avoid))
+                except UpstreamError as exc:
+                    avoid.add(exc.engine)
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def _run_id(self) -> RunId | None:
+        if not self._root.is_set:
+            return None
+        if self._root.current is None:
+            raise RootNotReady(self._root.problem or "the payload root is not ready")
+        return self._root.current.run_id
+
+    def _remember(
+        self,
+        plan: Plan,
+        token_ids: dict[int, list[int]],
+        ranges: dict[int, list[Range]],
+        files: Iterable[str],
+    ) -> None:
+        session = plan.session
+        if session is None or session.is_discarded:
+            return
+        turns: list[tuple[Tokens, int]] = []
+        for index, completion in token_ids.items():
+            tokens = np.concatenate([plan.prompt, np.asarray(completion, np.int32)])
+            covered = covered_until(plan.prompt_start, ranges.get(index, []))
+            turns.append((tokens, covered))
+        self._sessions.deliver(session, turns, files)
+
+    def _count(self, plan: Plan, form: str) -> None:
+        self._metrics.generate_total.labels(plan.call.kind, "ok").inc()
+        self._metrics.answers_total.labels(plan.call.kind, form).inc()
+        if plan.run_id is not None and form == "inline":
+            log.warning("inline_instead_of_handle", kind=plan.call.kind)
+            self._metrics.inline_instead_of_handle_total.inc()
+
+
+def is_retryable(error: BaseException) -> bool:
+    """Whether another attempt may succeed."""
+    return isinstance(error, UpstreamError) and error.is_retryable
+
+
+@contextmanager
+def _busy(session: Session | None) -> Iterator[None]:
+    """Keeps a session from being forgotten while a request of it runs."""
+    if session is None:
+        yield
+        return
+    session.in_flight += 1
+    try:
+        yield
+    finally:
+        session.in_flight -= 1
+
+
+def _taking(relay: StreamRelay, event: bytes) -> Callable[[], list[bytes]]:
+    return lambda: relay.take(event)

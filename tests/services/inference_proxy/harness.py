@@ -1,0 +1,118 @@
+"""Runs engines and the proxy on loopback inside the test's own loop."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+from sideband.ids import RunId
+from sideband.payload.root import PayloadRoot
+
+from services.inference_proxy.app import create_app
+from services.inference_proxy.config import EngineSettings, ProxySettings
+from services.inference_proxy.endpoints.parts import Parts
+from tests.services.inference_proxy.stub import StubEngine
+
+RUN = RunId("run-1")
+TRAIN = {"X-Sideband-Kind": "train"}
+GENERATE = "/inference/v1/generate"
+
+
+@asynccontextmanager
+async def served(app: FastAPI) -> AsyncIterator[str]:
+    """``app`` behind a real server; its base URL."""
+    config = uvicorn.Config(app, log_level="critical", lifespan="on", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            await until(lambda: server.started or task.done())
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await task
+
+
+async def until(holds: Callable[[], Any], *, timeout_s: float = 5.0) -> None:
+    """Wait until ``holds()``; a TimeoutError names what never did."""
+    async with asyncio.timeout(timeout_s):
+        while not holds():  # noqa: ASYNC110 - state of any kind is polled
+            await asyncio.sleep(0.005)
+
+
+@dataclass(slots=True)
+class Running:
+    """A proxy in front of stub engines."""
+
+    http: httpx.AsyncClient
+    parts: Parts
+    engines: dict[str, StubEngine]
+    root: Path | None
+    app: FastAPI
+
+    async def generate(self, body: Any, **headers: str) -> httpx.Response:
+        """Post a train request; keyword ``session`` and ``version`` become headers."""
+        named = {"session": "X-Sideband-Session", "version": "X-Sideband-Policy-Version"}
+        sent = {named[name]: value for name, value in headers.items()}
+        return await self.http.post(GENERATE, json=body, headers={**TRAIN, **sent})
+
+    def files(self) -> list[str]:
+        """Payload files under the root."""
+        assert self.root is not None
+        return sorted(str(path.relative_to(self.root)) for path in self.root.rglob("*.sbp"))
+
+
+@asynccontextmanager
+async def running(
+    engines: dict[str, StubEngine],
+    *,
+    root: Path | None = None,
+    **settings: Any,
+) -> AsyncIterator[Running]:
+    """A proxy, its engines served for real; the proxy itself is called in process."""
+    options: dict[str, Any] = {
+        "probe_interval_s": 0.05,
+        "probe_timeout_s": 1.0,
+        "ejection_backoff_s": 0.0,
+        "return_probes": 1,
+        "retry_wait_s_max": 0.01,
+        "delete_grace_s": 0.2,
+        "connect_timeout_s": 1.0,
+        **settings,
+    }
+    if root is not None:
+        PayloadRoot.create(root, RUN, fresh=True)
+    async with AsyncExitStack() as stack:
+        configured = []
+        for name, engine in engines.items():
+            engine.root = root
+            url = await stack.enter_async_context(served(engine.app()))
+            role: Any = engine.role
+            configured.append(EngineSettings(name=name, url=url, role=role))
+        app = create_app(ProxySettings(engines=tuple(configured), payload_root=root, **options))
+        await stack.enter_async_context(app.router.lifespan_context(app))
+        parts: Parts = app.state.parts
+        await until(lambda: not parts.book.missing_roles())
+        await until(lambda: all(e.health.state == "healthy" for e in parts.book))
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        http = httpx.AsyncClient(transport=transport, base_url="http://proxy", timeout=10)
+        yield Running(await stack.enter_async_context(http), parts, engines, root, app)
+
+
+def pair() -> dict[str, StubEngine]:
+    """One prefill and one decode engine."""
+    return {"p0": StubEngine("prefill"), "d0": StubEngine("decode")}
+
+
+def request_body(prompt: list[int], max_tokens: int = 4, **params: Any) -> dict[str, Any]:
+    """A token-in/token-out body."""
+    sampling = {"max_tokens": max_tokens, "temperature": 1.0, "top_k": 20, **params}
+    return {"token_ids": prompt, "sampling_params": sampling, "request_id": "r1"}

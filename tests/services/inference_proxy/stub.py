@@ -1,0 +1,243 @@
+"""A small engine for the tests: what it says is a function of the tokens, so legs must agree.
+
+Decoder layers 0..2, of which 1 and 2 route (two of eight experts); 64 token ids. Layer 0 is dense:
+inline it is a column of zeros, as vLLM leaves it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
+from numpy.typing import NDArray
+from sideband.engines.inline import encode_npy_base64
+from sideband.ids import RequestId, RunId
+from sideband.masks.rows import MaskRows
+from sideband.model import ModelShape
+from sideband.payload.columns import ChoicePayload, MaskColumn, RoutingRows
+from sideband.payload.root import PayloadRoot
+from sideband.payload.writer import write_payload
+
+MODEL = ModelShape(num_layers=3, layer_ids=(1, 2), top_k=2, id_space=8, vocab_size=64)
+GARBAGE = 7  # added to the ids of rows that a decode engine made up
+
+Json = dict[str, Any]
+Script = Callable[[Json], Response | None]
+
+
+def next_token(tokens: list[int]) -> int:
+    """What is sampled after ``tokens``."""
+    return (sum(tokens) * 7 + len(tokens)) % MODEL.vocab_size
+
+
+def sampled(prompt: list[int], count: int) -> list[int]:
+    """``count`` tokens after a prompt."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+def true_rows(tokens: list[int]) -> NDArray[np.uint8]:
+    """Rows [N, 2, 2] of N forwarded tokens: what every leg must agree on."""
+    sums_N = np.cumsum(np.asarray(tokens, np.int64) * 5 + 1)
+    first_NL = np.stack([sums_N, sums_N // 3], axis=1) % MODEL.id_space
+    second_NL = (first_NL + 1 + (sums_N % 6)[:, None]) % MODEL.id_space
+    return np.stack([first_NL, second_NL], axis=2).astype(np.uint8)
+
+
+def all_layers(rows_NLK: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The same rows as vLLM sends them: the dense layer is zeros."""
+    return np.concatenate([np.zeros_like(rows_NLK[:, :1]), rows_NLK], axis=1)
+
+
+def kept_ids(token: int) -> list[int]:
+    """The kept set of a sampled token."""
+    return sorted({token, (token + 5) % MODEL.vocab_size})
+
+
+@dataclass(slots=True)
+class StubEngine:
+    """One engine. ``script`` answers the next requests instead of it, one function each."""
+
+    role: str = "colocated"
+    root: Path | None = None
+    by_handle: bool = True  # False: a server without the plugin
+    requests: list[Json] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    script: deque[Script] = field(default_factory=deque)
+    hold: asyncio.Event | None = None  # answers wait for it
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    cancelled: int = 0
+    is_healthy: bool = True
+    obeys: bool = True
+
+    def app(self) -> FastAPI:
+        """Its HTTP face."""
+        app = FastAPI()
+
+        @app.get("/health")
+        async def health() -> Response:
+            return Response(status_code=200 if self.is_healthy else 503)
+
+        @app.get("/v1/models")
+        async def models() -> Response:
+            return self.json({"data": [{"id": "stub"}]})
+
+        @app.post("/v1/chat/completions")
+        @app.post("/v1/completions")
+        @app.post("/inference/v1/generate")
+        async def post(request: Request) -> Response:
+            return await self.answer(request)
+
+        return app
+
+    @staticmethod
+    def json(body: Any, status: int = 200) -> Response:
+        """A JSON answer with hop-by-hop and other headers that must not pass."""
+        headers = {"keep-alive": "timeout=99", "x-engine": "stub", "set-cookie": "a=b"}
+        return Response(orjson.dumps(body), status, headers, "application/json")
+
+    async def answer(self, request: Request) -> Response:
+        """Scripted, or true."""
+        body = orjson.loads(await request.body())
+        self.requests.append(body)
+        self.headers.append(dict(request.headers))
+        self.arrived.set()
+        await self._held(request)
+        if self.script:
+            scripted = self.script.popleft()(body)
+            if scripted is not None:
+                return scripted
+        if "token_ids" not in body:
+            return self.openai(body)
+        whole = await asyncio.to_thread(self.generate, body)
+        if not body.get("stream"):
+            return self.json(whole)
+        return StreamingResponse(self.events(whole), media_type="text/event-stream")
+
+    async def _held(self, request: Request) -> None:
+        if self.hold is None:
+            return
+        held = asyncio.create_task(self.hold.wait())
+        gone = asyncio.create_task(request.receive())
+        await asyncio.wait({held, gone}, return_when=asyncio.FIRST_COMPLETED)
+        self.cancelled += not held.done()
+        for task in (held, gone):
+            task.cancel()
+        await asyncio.gather(held, gone, return_exceptions=True)
+
+    def generate(self, body: Json) -> Json:
+        """A whole answer, its file written when a payload_dir came."""
+        prompt, params = body["token_ids"], body["sampling_params"]
+        choices, payloads = [], []
+        for index in range(params.get("n", 1)):
+            completion = sampled(prompt, params.get("max_tokens", 4))
+            tokens = prompt + completion
+            start = params.get("routed_experts_prompt_start", 0) if self.obeys else 0
+            rows = true_rows(tokens[:-1])
+            if self.role == "decode":
+                rows[: len(prompt)] = (rows[: len(prompt)] + GARBAGE) % MODEL.id_space
+            rows = rows[start:]
+            masks = [kept_ids(token) for token in completion]
+            payloads.append(_payload(index, start, rows, len(prompt), masks, completion))
+            choices.append(
+                {
+                    "index": index,
+                    "finish_reason": "length",
+                    "token_ids": completion,
+                    "routed_experts": encode_npy_base64(all_layers(rows)),
+                    "sampling_mask": masks,
+                }
+            )
+        answer: Json = {
+            "request_id": f"generate-tokens-{body['request_id']}",
+            "choices": choices,
+            "kv_transfer_params": None,
+        }
+        extra = params.get("extra_args") or {}
+        if (extra.get("kv_transfer_params") or {}).get("do_remote_decode"):
+            answer["kv_transfer_params"] = {"do_remote_prefill": True, "remote_host": "prefill"}
+        if "payload_dir" in extra and self.by_handle:
+            answer |= self.written(extra, body["request_id"], payloads)
+            for choice in choices:
+                choice["routed_experts"] = choice["sampling_mask"] = None
+        return answer
+
+    def written(self, extra: Json, request_id: str, payloads: list[ChoicePayload]) -> Json:
+        """Write the file; the members that name it."""
+        assert self.root is not None
+        folder = Path(extra["payload_dir"])
+        report = write_payload(
+            PayloadRoot.open(self.root, run_id=RunId(extra["payload_run_id"])),
+            policy_version=int(folder.name[1:]),
+            request_id=RequestId(request_id),
+            model=MODEL,
+            choices=payloads,
+        )
+        segments = {str(k): msgspec.to_builtins(v) for k, v in report.segments.items()}
+        return {"payload_segments": segments, "payload_model": msgspec.to_builtins(MODEL)}
+
+    async def events(self, whole: Json) -> Any:
+        """An answer as vLLM streams it: tokens one by one, rows with the last."""
+        top = {k: v for k, v in whole.items() if k not in {"choices", "payload_segments"}}
+        for choice in whole["choices"]:
+            last = len(choice["token_ids"]) - 1
+            for i, token in enumerate(choice["token_ids"]):
+                part = {**choice, "token_ids": [token], "finish_reason": None}
+                part["routed_experts"] = None
+                masks = choice["sampling_mask"]
+                part["sampling_mask"] = None if masks is None else [masks[i]]
+                event = {**top, "choices": [part]}
+                if i == last:
+                    part |= {
+                        "finish_reason": "length",
+                        "routed_experts": choice["routed_experts"],
+                    }
+                    if "payload_segments" in whole and choice is whole["choices"][-1]:
+                        event["payload_segments"] = whole["payload_segments"]
+                yield b"data: " + orjson.dumps(event) + b"\n\n"
+        yield b"data: " + orjson.dumps({"choices": [], "usage": {"total_tokens": 9}}) + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+    def openai(self, body: Json) -> Response:
+        """An OpenAI answer."""
+        if not body.get("stream"):
+            answer: Json = {"object": "chat.completion", "model": body.get("model")}
+            if body.get("kv_transfer_params"):
+                answer["kv_transfer_params"] = {"do_remote_prefill": True}
+            return self.json(answer)
+
+        async def parts() -> Any:
+            yield b'data: {"delta": "a"}\n\n'
+            yield b"data: [DONE]\n\n"
+
+        return StreamingResponse(parts(), media_type="text/event-stream")
+
+
+def _payload(
+    index: int,
+    start: int,
+    rows: NDArray[np.uint8],
+    prompt_tokens: int,
+    masks: list[list[int]],
+    completion: list[int],
+) -> ChoicePayload:
+    starts = np.cumsum([0, *(len(ids) for ids in masks)]).astype(np.int64)
+    flat = np.asarray([token for ids in masks for token in ids], np.int32)
+    return ChoicePayload(
+        choice=index,
+        routing=RoutingRows(pos=start, rows_NLK=rows),
+        masks=MaskColumn(
+            pos=prompt_tokens,
+            masks=MaskRows(starts, flat),
+            sampled_token_ids_N=np.asarray(completion, np.int32),
+        ),
+    )
