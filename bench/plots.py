@@ -1,0 +1,40 @@
+"""Curves as SVG files that are equal when the numbers are."""
+
+from pathlib import Path
+
+import matplotlib as mpl
+
+from bench.results import Curve
+
+
+def draw(curve: Curve, folder: Path) -> Path:
+    """Write ``<folder>/<name>.svg``."""
+    mpl.use("svg")  # no display, no window
+    from matplotlib import pyplot as plt  # after the backend is chosen
+
+    path = folder / f"{curve.name}.svg"
+    with mpl.rc_context(
+        {
+            "svg.hashsalt": "sideband",  # ids inside the file do not change from run to run
+            "font.size": 9.0,
+            "axes.grid": True,
+            "grid.alpha": 0.3,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+        }
+    ):
+        figure, axes = plt.subplots(figsize=(6.0, 3.4), layout="constrained")
+        for series in curve.series:
+            xs, ys = zip(*series.points, strict=True)
+            axes.plot(xs, ys, marker="o", markersize=3.5, linewidth=1.2, label=series.name)
+        if curve.is_log:
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0)
+        axes.set(xlabel=curve.x_label, ylabel=curve.y_label, title=curve.title)
+        if len(curve.series) > 1:
+            axes.legend(frameon=False)
+        figure.savefig(path, metadata={"Date": None})
+        plt.close(figure)
+    return path
