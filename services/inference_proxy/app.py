@@ -56,12 +56,14 @@ def create_app(
                 parts = build_parts(settings, client, executor, metrics)
                 app.state.parts = parts
                 await asyncio.to_thread(parts.root.refresh)
-                async with _tasks(parts):
+                async with _background(parts) as task:
+                    app.state.background = task
                     yield
                 await parts.janitor.finish()
 
     async def ready() -> list[str]:
-        return readiness(app.state.parts)
+        reasons = readiness(app.state.parts)
+        return ["a background task crashed", *reasons] if app.state.background.done() else reasons
 
     app = build_app(
         name="inference_proxy",
@@ -188,20 +190,32 @@ def _client(
     )
 
 
-@asynccontextmanager
-async def _tasks(parts: Parts) -> AsyncIterator[None]:
-    """The proxy's background tasks, from ready to stopped."""
+async def run_tasks(parts: Parts) -> None:
+    """The proxy's background tasks, until cancelled. One that crashes ends them all, and
+    readiness says so.
+    """
     async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(parts.probes.run()),
-            group.create_task(parts.janitor.run()),
-            group.create_task(parts.pusher.run()),
-        ]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
+        group.create_task(parts.probes.run())
+        group.create_task(parts.janitor.run())
+        group.create_task(parts.pusher.run())
+        group.create_task(asyncio.Event().wait())  # none of them is the last to end by itself
+
+
+@asynccontextmanager
+async def _background(parts: Parts) -> AsyncIterator[asyncio.Task[None]]:
+    """Owns the task of all background tasks, from start to stopped."""
+    task = asyncio.create_task(run_tasks(parts))
+    task.add_done_callback(_say_crash)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)  # said by the callback
+
+
+def _say_crash(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.critical("background_crashed", exc_info=task.exception())
 
 
 def _secret(value: SecretStr | None) -> str | None:

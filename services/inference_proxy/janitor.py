@@ -44,6 +44,7 @@ class Janitor:
         self._executor = executor
         self._jobs: list[tuple[float, int, Job]] = []
         self._order = itertools.count()
+        self._working = 0
         self._woken = asyncio.Event()
 
     def discard(
@@ -68,8 +69,8 @@ class Janitor:
 
     @property
     def pending(self) -> int:
-        """Jobs that wait, second passes included."""
-        return len(self._jobs)
+        """Jobs that wait or are worked on, second passes included."""
+        return len(self._jobs) + self._working
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -96,7 +97,11 @@ class Janitor:
 
     async def _work(self, job: Job) -> None:
         loop = asyncio.get_running_loop()
-        count, size_bytes = await loop.run_in_executor(self._executor, self._delete, job)
+        self._working += 1
+        try:
+            count, size_bytes = await loop.run_in_executor(self._executor, self._delete, job)
+        finally:
+            self._working -= 1
         if count:
             self._metrics.files_deleted_total.labels(job.reason).inc(count)
             self._metrics.deleted_bytes_total.labels(job.reason).inc(size_bytes)

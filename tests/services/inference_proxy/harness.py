@@ -70,14 +70,31 @@ class Running:
         return sorted(str(path.relative_to(self.root)) for path in self.root.rglob("*.sbp"))
 
 
+class InProcess(httpx.AsyncBaseTransport):
+    """Calls engines by host name, without sockets: answers come whole, nothing can hang."""
+
+    def __init__(self, engines: dict[str, StubEngine]) -> None:
+        self._hosts = {
+            name: httpx.ASGITransport(engine.app(), raise_app_exceptions=False)
+            for name, engine in engines.items()
+        }
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """The answer of the engine that the URL names; any other host is a failed test."""
+        if request.url.host not in self._hosts:
+            raise httpx.ConnectError(f"nothing listens at {request.url.host}")
+        return await self._hosts[request.url.host].handle_async_request(request)
+
+
 @asynccontextmanager
 async def running(
     engines: dict[str, StubEngine],
     *,
     root: Path | None = None,
+    has_sockets: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Running]:
-    """A proxy, its engines served for real; the proxy itself is called in process."""
+    """A proxy, called in process; so are its engines, or served for real when ``has_sockets``."""
     options: dict[str, Any] = {
         "probe_interval_s": 0.05,
         "probe_timeout_s": 1.0,
@@ -94,10 +111,15 @@ async def running(
         configured = []
         for name, engine in engines.items():
             engine.root = root
-            url = await stack.enter_async_context(served(engine.app()))
+            url = f"http://{name}"
+            if has_sockets:
+                url = await stack.enter_async_context(served(engine.app()))
             role: Any = engine.role
             configured.append(EngineSettings(name=name, url=url, role=role))
-        app = create_app(ProxySettings(engines=tuple(configured), payload_root=root, **options))
+        app = create_app(
+            ProxySettings(engines=tuple(configured), payload_root=root, **options),
+            transport=None if has_sockets else InProcess(engines),
+        )
         await stack.enter_async_context(app.router.lifespan_context(app))
         parts: Parts = app.state.parts
         await until(lambda: not parts.book.missing_roles())

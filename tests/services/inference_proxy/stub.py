@@ -127,7 +127,7 @@ class StubEngine:
         if self.hold is None:
             return
         held = asyncio.create_task(self.hold.wait())
-        gone = asyncio.create_task(request.receive())
+        gone = asyncio.create_task(_left(request))
         await asyncio.wait({held, gone}, return_when=asyncio.FIRST_COMPLETED)
         self.cancelled += not held.done()
         for task in (held, gone):
@@ -182,7 +182,7 @@ class StubEngine:
             model=MODEL,
             choices=payloads,
         )
-        segments = {str(k): msgspec.to_builtins(v) for k, v in report.segments.items()}
+        segments = {str(k): msgspec.to_builtins(list(v)) for k, v in report.segments.items()}
         return {"payload_segments": segments, "payload_model": msgspec.to_builtins(MODEL)}
 
     async def events(self, whole: Json) -> Any:
@@ -220,6 +220,11 @@ class StubEngine:
             yield b"data: [DONE]\n\n"
 
         return StreamingResponse(parts(), media_type="text/event-stream")
+
+
+async def _left(request: Request) -> None:
+    """Returns when the caller has closed its connection."""
+    await request.receive()
 
 
 def _payload(
