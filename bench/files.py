@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from sideband.ids import RequestId, RunId
 from sideband.model import ModelShape
 from sideband.payload.columns import ChoicePayload, MaskColumn, RoutingRows
@@ -73,7 +74,7 @@ def pread_into(fd: int, ranges: Sequence[tuple[int, int]], buffer: memoryview) -
         reached += size
 
 
-def warm_buffer(size_bytes: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+def warm_buffer(size_bytes: int) -> NDArray[np.uint8]:
     """Memory whose pages are there already."""
     buffer = np.empty(size_bytes, np.uint8)
     buffer.fill(1)

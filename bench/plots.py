@@ -27,8 +27,8 @@ def draw(curve: Curve, folder: Path) -> Path:
         for series in curve.series:
             xs, ys = zip(*series.points, strict=True)
             axes.plot(xs, ys, marker="o", markersize=3.5, linewidth=1.2, label=series.name)
-        if curve.is_log:
-            axes.set_xscale("log")
+        axes.set_xscale("log")
+        if curve.log == "xy":
             axes.set_yscale("log")
         else:
             axes.set_ylim(bottom=0)

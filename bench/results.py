@@ -46,14 +46,14 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
-    """One plot. ``is_log``: both axes are logarithmic."""
+    """One plot; ``log`` says which axes are logarithmic."""
 
     name: str
     title: str
     x_label: str
     y_label: str
     series: list[Series]
-    is_log: bool = True
+    log: Literal["x", "xy"] = "xy"
 
 
 class RowResult(msgspec.Struct, frozen=True, kw_only=True):

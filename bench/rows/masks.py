@@ -142,6 +142,7 @@ def _by_vocabulary(scale: Scale) -> Curve:
         title="Decoding one kept id",
         x_label="vocabulary size",
         y_label="ns per kept id",
+        log="x",
         series=[Series(name=name, points=found) for name, found in points.items()],
     )
 

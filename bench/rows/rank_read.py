@@ -1,0 +1,283 @@
+"""A rank reads the rows of its chunk, every block verified, against plain preadv. Warm files."""
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from sideband.model import ModelShape
+from sideband.payload.encodings import routing_blocks
+from sideband.payload.reader import PayloadReader
+from sideband.payload.root import PayloadRoot
+from sideband.segments import PayloadSegment
+
+from bench.files import payload_root, pread_into, publish, request_of, warm_buffer
+from bench.registry import Row
+from bench.results import Claim, Curve, Measurement, RowResult, Series
+from bench.scale import Scale
+from bench.timing import paired
+from bench.workload import VOCAB_SIZE
+
+THREADS: Final = 32
+MODELS: Final = {  # bytes per row: DeepSeek-V4-Flash, Qwen3-30B-A3B, GLM-5.3, Nemotron-3-Super
+    240: ModelShape(
+        num_layers=43, layer_ids=tuple(range(3, 43)), top_k=6, id_space=256, vocab_size=VOCAB_SIZE
+    ),
+    384: ModelShape(
+        num_layers=48, layer_ids=tuple(range(48)), top_k=8, id_space=128, vocab_size=VOCAB_SIZE
+    ),
+    600: ModelShape(
+        num_layers=78, layer_ids=tuple(range(3, 78)), top_k=8, id_space=256, vocab_size=VOCAB_SIZE
+    ),
+    3872: ModelShape(
+        num_layers=88, layer_ids=tuple(range(88)), top_k=22, id_space=512, vocab_size=VOCAB_SIZE
+    ),
+}
+Range = tuple[int, int]  # offset, bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reads:
+    """The segments of one rank's chunk, and the whole blocks that they lie in."""
+
+    segments: list[PayloadSegment]
+    ranges: list[Range]
+
+    @property
+    def rows(self) -> int:
+        """Rows that the rank gets."""
+        return sum(segment.rows for segment in self.segments)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of the whole blocks."""
+        return sum(size for _, size in self.ranges)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """What reading segments of one length costs."""
+
+    segment_rows: int
+    percent: float  # of the speed of plain preadv of the same whole blocks
+    segment_s: float
+    plain_s: float
+    read_bytes: int
+    wanted_bytes: int
+
+
+def measure(scale: Scale) -> RowResult:
+    """Rows of four sizes in segments of 1 to 30 k rows, one thread and the pool."""
+    file_rows = scale.pick(tiny=300, quick=30_000, full=30_000)
+    lengths = scale.pick(
+        tiny=[1, 200],
+        quick=[1, 64, 1024, 29_000],
+        full=[1, 16, 64, 256, 1024, 4096, 16_384, 29_000],
+    )
+    points: dict[tuple[int, int], list[Point]] = {}
+    for row_bytes in scale.pick(tiny=[384], quick=[384, 3872], full=list(MODELS)):
+        with payload_root() as root:
+            files = _files(
+                root,
+                MODELS[row_bytes],
+                file_rows,
+                count=scale.pick(tiny=1, quick=4, full=8) if row_bytes < 1000 else 2,
+            )
+            for threads in (1, THREADS):
+                points[row_bytes, threads] = [
+                    _point(root, files, length, threads=threads, scale=scale) for length in lengths
+                ]
+    return RowResult(
+        name="rank_read",
+        title="A rank reads its rows",
+        setting=f"files of {file_rows} rows in the page cache, segments at random rows, every "
+        "block verified, into memory that is there already; the limit is preadv of the same blocks",
+        measurements=[
+            _measurement(row_bytes, threads, point)
+            for (row_bytes, threads), found in points.items()
+            for point in found
+        ],
+        claims=[
+            Claim(
+                what=f"speed of preadv at {length} rows per segment, worst row size, one thread",
+                value=min(
+                    found[place].percent for (_, threads), found in points.items() if threads == 1
+                ),
+                unit="%",
+                target=80,
+            )
+            for place, length in enumerate(lengths)
+        ],
+        curves=[_curve(points)],
+        notes=[_short_note(points)],
+    )
+
+
+def _files(root: PayloadRoot, model: ModelShape, rows: int, *, count: int) -> list[PayloadSegment]:
+    """The routing segment of each of ``count`` new files."""
+    found: list[PayloadSegment] = []
+    choice = request_of(
+        model, prompt_tokens=rows, completion_tokens=1, with_masks=False, seed=model.top_k
+    )
+    for serial in range(count):
+        report = publish(root, model, choice, f"request-{serial}")
+        found += report.segments[0]
+    return found
+
+
+def _point(
+    root: PayloadRoot,
+    files: Sequence[PayloadSegment],
+    segment_rows: int,
+    *,
+    threads: int,
+    scale: Scale,
+) -> Point:
+    reads = chosen_reads(
+        files, segment_rows, read_bytes_max=scale.pick(tiny=1 << 20, quick=96 << 20, full=256 << 20)
+    )
+    wanted_bytes = sum(_row_bytes(segment) * segment.rows for segment in reads.segments)
+    out = warm_buffer(wanted_bytes)
+    plain = warm_buffer(reads.block_bytes)
+    fds = {file.file: os.open(root.path / file.file, os.O_RDONLY) for file in files}
+    try:
+        with (
+            PayloadReader(root, model=None) as reader,
+            ThreadPoolExecutor(threads) as pool,
+        ):
+            ours = reader_calls(reader, reads, out)
+            limit = plain_calls(fds, reads, plain)
+            timings = paired(
+                {
+                    "ours": lambda: _run(pool, threads, ours),
+                    "plain": lambda: _run(pool, threads, limit),
+                },
+                rounds=scale.rounds,
+            )
+    finally:
+        for fd in fds.values():
+            os.close(fd)
+    count = len(reads.segments)
+    return Point(
+        segment_rows=segment_rows,
+        percent=100 * timings.ratio("plain", "ours"),
+        segment_s=timings.median("ours") / count,
+        plain_s=timings.median("plain") / count,
+        read_bytes=reads.block_bytes // count,
+        wanted_bytes=wanted_bytes // count,
+    )
+
+
+def chosen_reads(
+    files: Sequence[PayloadSegment], segment_rows: int, *, read_bytes_max: int
+) -> Reads:
+    """Segments of equal length at random rows, as many as the byte budget allows (at most 400)."""
+    rng = random.Random(segment_rows)
+    segments: list[PayloadSegment] = []
+    ranges: list[Range] = []
+    read_bytes = 0
+    while not segments or (read_bytes < read_bytes_max and len(segments) < 400):
+        file = files[len(segments) % len(files)]
+        first = rng.randrange(file.rows - min(segment_rows, file.rows) + 1)
+        segment = file.narrowed(file.pos + first, file.pos + min(first + segment_rows, file.rows))
+        segments.append(segment)
+        ranges.append(whole_blocks(file, segment))
+        read_bytes += ranges[-1][1]
+    return Reads(segments=segments, ranges=ranges)
+
+
+def whole_blocks(file: PayloadSegment, segment: PayloadSegment) -> Range:
+    """The bytes of all blocks that the segment touches; rows are stored raw."""
+    row_bytes = _row_bytes(file)
+    bounds = np.array(routing_blocks(file.rows, row_bytes))
+    first = bounds[np.searchsorted(bounds, segment.row, side="right") - 1]
+    last = bounds[np.searchsorted(bounds, segment.row + segment.rows, side="left")]
+    return segment.offset + int(first) * row_bytes, int(last - first) * row_bytes
+
+
+def reader_calls(
+    reader: PayloadReader, reads: Reads, out: NDArray[np.uint8]
+) -> list[Callable[[], None]]:
+    """One call per segment, each into its own part of ``out``."""
+    calls: list[Callable[[], None]] = []
+    start = 0
+    for segment in reads.segments:
+        size = _row_bytes(segment) * segment.rows
+        rows = out[start : start + size]
+        typed = rows if segment.dtype == "uint8" else rows.view(np.uint16)
+        place = typed.reshape(segment.rows, *segment.shape)
+        calls.append(lambda s=segment, o=place: reader.read_routing(s, o))  # type: ignore[misc]
+        start += size
+    return calls
+
+
+def plain_calls(
+    fds: dict[str, int], reads: Reads, buffer: NDArray[np.uint8]
+) -> list[Callable[[], None]]:
+    """The same whole blocks by plain system calls."""
+    calls: list[Callable[[], None]] = []
+    view, start = memoryview(buffer), 0
+    for segment, one in zip(reads.segments, reads.ranges, strict=True):
+        part = view[start : start + one[1]]
+        fd = fds[segment.file]
+        calls.append(lambda f=fd, r=one, p=part: pread_into(f, [r], p))  # type: ignore[misc]
+        start += one[1]
+    return calls
+
+
+def _run(pool: ThreadPoolExecutor, threads: int, calls: Sequence[Callable[[], None]]) -> None:
+    if threads == 1:
+        for call in calls:
+            call()
+        return
+    for future in [pool.submit(call) for call in calls]:
+        future.result()
+
+
+def _row_bytes(segment: PayloadSegment) -> int:
+    return segment.shape[0] * segment.shape[1] * (1 if segment.dtype == "uint8" else 2)
+
+
+def _measurement(row_bytes: int, threads: int, point: Point) -> Measurement:
+    kind = "1 thread" if threads == 1 else f"{threads} threads"
+    return Measurement(
+        side=f"{row_bytes} B rows, segments of {point.segment_rows}, {kind}: one segment",
+        seconds=point.segment_s,
+        bytes=point.wanted_bytes,
+        rate=point.wanted_bytes / point.segment_s / 1e9,
+        rate_unit="GB/s of rows",
+    )
+
+
+def _curve(points: dict[tuple[int, int], list[Point]]) -> Curve:
+    return Curve(
+        name="rank-read",
+        title="Reading rows with checksums",
+        x_label="rows per segment",
+        y_label="% of plain preadv of the same blocks",
+        log="x",
+        series=[
+            Series(
+                name=f"{row_bytes} B, {threads} thread{'s' if threads > 1 else ''}",
+                points=[(point.segment_rows, point.percent) for point in found],
+            )
+            for (row_bytes, threads), found in points.items()
+        ],
+    )
+
+
+def _short_note(points: dict[tuple[int, int], list[Point]]) -> str:
+    costs = [
+        f"{row_bytes} B rows: {found[0].segment_s * 1e6:.0f} µs, {found[0].read_bytes} bytes read "
+        f"and verified (plain preadv of them: {found[0].plain_s * 1e6:.0f} µs)"
+        for (row_bytes, threads), found in points.items()
+        if threads == 1
+    ]
+    return "A segment of one row costs a whole block. " + "; ".join(costs) + "."
+
+
+ROWS: Final = [Row("rank_read", measure)]
