@@ -1,0 +1,201 @@
+"""Folders by descriptor: the walk from the root that no link and no ``..`` can lead astray.
+
+Each component is opened relative to its parent's descriptor and refused when it is a link, so a
+folder that is swapped for a link between two calls changes nothing. Paths are checked by
+``paths.parse_path`` before they come here. All functions block: call them in a thread.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from sideband.payload.errors import PathEscapesRoot, PayloadNotFound, read_error
+
+FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_NONBLOCK: opening a FIFO must not wait for a writer; it changes nothing for a plain file.
+FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+FOLDER_MODE: Final = 0o775  # engines and trainers may run as different users of one group
+FILE_MODE: Final = 0o664
+
+
+@contextmanager
+def opened_root(path: Path) -> Iterator[int]:
+    """A descriptor of the root folder. The root itself may be a link: the operator made it."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def opened_folder(parent_fd: int, name: str) -> Iterator[int]:
+    """A descriptor of one folder in ``parent_fd``; raises OSError, also when it is a link."""
+    fd = os.open(name, FOLDER_FLAGS, dir_fd=parent_fd)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def walked(root: Path, folders: Sequence[str], *, file: str) -> Iterator[int]:
+    """A descriptor of the last of ``folders``, reached one by one from the root.
+
+    ``file`` is named in errors: PathEscapesRoot for a link or a non-folder on the way,
+    PayloadNotFound, StalePayload, ReadFailed.
+    """
+    with _translated(file):
+        fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in folders:
+            fd = _step(fd, name, file)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _step(parent_fd: int, name: str, file: str) -> int:
+    """Descend one folder; closes ``parent_fd`` only when it succeeds."""
+    try:
+        fd = os.open(name, FOLDER_FLAGS, dir_fd=parent_fd)
+    except OSError as exc:
+        if exc.errno in {errno.ENOTDIR, errno.ELOOP}:
+            raise PathEscapesRoot(file, f"{name} is not a plain folder") from exc
+        raise read_error(file, exc) from exc
+    os.close(parent_fd)
+    return fd
+
+
+def open_plain(folder_fd: int, name: str, *, file: str) -> int:
+    """A descriptor of the regular file ``name``, for reading. The caller closes it.
+
+    Raises PathEscapesRoot for a link or anything else that is not a plain file.
+    """
+    try:
+        fd = os.open(name, FILE_FLAGS, dir_fd=folder_fd)
+    except OSError as exc:
+        if exc.errno in {errno.ELOOP, errno.ENXIO, errno.ENODEV}:  # a link, a socket, a device
+            raise PathEscapesRoot(file, f"{name} is not a plain file") from exc
+        raise read_error(file, exc) from exc
+    try:
+        with _translated(file):
+            mode = os.fstat(fd).st_mode
+        if not stat.S_ISREG(mode):
+            raise PathEscapesRoot(file, f"{name} is not a plain file")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+@contextmanager
+def _translated(file: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise read_error(file, exc) from exc
+
+
+@contextmanager
+def made_folders(root: Path, folders: Sequence[str], *, file: str) -> Iterator[list[int]]:
+    """Descriptors of the root and of each of ``folders``, made where absent.
+
+    The caller syncs them from the last to the first: another writer may have made one a moment
+    ago and not synced it yet. Raises OSError, PathEscapesRoot for a link on the way.
+    """
+    fds: list[int] = []
+    try:
+        fds.append(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        for name in folders:
+            try:
+                fds.append(os.open(name, FOLDER_FLAGS, dir_fd=fds[-1]))
+            except FileNotFoundError:
+                _make_folder(fds[-1], name)
+                fds.append(os.open(name, FOLDER_FLAGS, dir_fd=fds[-1]))
+            except OSError as exc:
+                if exc.errno in {errno.ENOTDIR, errno.ELOOP}:
+                    raise PathEscapesRoot(file, f"{name} is not a plain folder") from exc
+                raise
+        yield fds
+    finally:
+        for fd in reversed(fds):
+            os.close(fd)
+
+
+def _make_folder(parent_fd: int, name: str) -> None:
+    try:
+        os.mkdir(name, FOLDER_MODE, dir_fd=parent_fd)
+    except FileExistsError:
+        return  # another writer was faster: the same folder serves both
+
+
+def sync_folder(fd: int) -> None:
+    """Make the names in a folder survive a power cut, where the filesystem can."""
+    try:
+        os.fsync(fd)
+    except OSError as exc:
+        if exc.errno not in {errno.EINVAL, errno.ENOTSUP}:  # network filesystems without it
+            raise
+
+
+def remove_tree(parent_fd: int, name: str) -> int:
+    """Remove ``name`` in ``parent_fd`` and all below it; returns the bytes of the files removed.
+
+    Goes by descriptors and unlinks links instead of following them. What vanishes meanwhile is
+    fine. Raises OSError.
+    """
+    try:
+        folder_fd = os.open(name, FOLDER_FLAGS, dir_fd=parent_fd)
+    except FileNotFoundError:
+        return 0
+    except OSError as exc:
+        if exc.errno not in {errno.ENOTDIR, errno.ELOOP}:
+            raise
+        return remove_file(parent_fd, name)
+    try:
+        freed = sum(remove_tree(folder_fd, entry) for entry in os.listdir(folder_fd))
+    finally:
+        os.close(folder_fd)
+    remove_empty(parent_fd, name)
+    return freed
+
+
+def remove_file(parent_fd: int, name: str) -> int:
+    """Unlink ``name``; returns its bytes, 0 when it was gone or is no plain file."""
+    try:
+        status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
+        os.unlink(name, dir_fd=parent_fd)
+    except FileNotFoundError:
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
+
+
+def remove_empty(parent_fd: int, name: str) -> bool:
+    """Remove the folder ``name`` when it is empty; a writer may have put a file in meanwhile."""
+    try:
+        os.rmdir(name, dir_fd=parent_fd)
+    except FileNotFoundError:
+        return True
+    except OSError as exc:
+        if exc.errno in {errno.ENOTEMPTY, errno.EEXIST}:
+            return False
+        raise
+    return True
+
+
+def listed(root: Path, folders: Sequence[str]) -> list[str]:
+    """Names in a folder below the root, sorted; none when it does not exist or is no folder.
+
+    Raises PathEscapesRoot, StalePayload, ReadFailed.
+    """
+    file = "/".join(folders)
+    try:
+        with walked(root, folders, file=file) as fd, _translated(file):
+            return sorted(os.listdir(fd))
+    except PayloadNotFound:
+        return []

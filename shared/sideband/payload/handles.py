@@ -1,0 +1,117 @@
+"""Open payload files, kept for a while: descriptors and parsed headers, bounded and thread-safe."""
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from sideband.payload.header import PayloadHeader, Section
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OpenSection:
+    """A section with its part of the block index. Block i holds rows [row_bounds[i], [i + 1])."""
+
+    section: Section
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    checksums: NDArray[np.uint64]
+    row_bounds: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OpenPayload:
+    """A file whose header was read and checked. ``sections`` are keyed by their offset."""
+
+    file: str
+    fd: int
+    header: PayloadHeader
+    sections: dict[int, OpenSection]
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    opening: threading.Lock = field(default_factory=threading.Lock)
+    payload: OpenPayload | None = None
+    users: int = 0
+    is_dropped: bool = False  # closed by its last user
+
+
+class OpenFiles:
+    """At most ``files_max`` idle files stay open; files in use do not count.
+
+    ``use`` opens a file once even when many threads ask at the same time, and never holds up
+    those that ask for other files. A failed opening is not remembered.
+    """
+
+    def __init__(self, open_payload: Callable[[str], OpenPayload], *, files_max: int) -> None:
+        self._open_payload = open_payload
+        self._files_max = files_max
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+
+    @contextmanager
+    def use(self, file: str) -> Iterator[OpenPayload]:
+        """The open file, which stays open until the block is left. Raises what opening raises."""
+        entry = self._acquire(file)
+        try:
+            with entry.opening:
+                if entry.payload is None:
+                    entry.payload = self._open_payload(file)
+                payload = entry.payload
+            yield payload
+        finally:
+            self._release(file, entry)
+
+    def forget(self, file: str) -> None:
+        """Drop one file: the next use opens it anew. Running reads keep the old descriptor."""
+        with self._lock:
+            entry = self._entries.pop(file, None)
+            if entry is not None:
+                self._drop(entry)
+
+    def close(self) -> None:
+        """Drop all files. The object may be used again."""
+        with self._lock:
+            while self._entries:
+                _, entry = self._entries.popitem()
+                self._drop(entry)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _acquire(self, file: str) -> _Entry:
+        with self._lock:
+            entry = self._entries.setdefault(file, _Entry())
+            self._entries.move_to_end(file)
+            entry.users += 1
+            return entry
+
+    def _release(self, file: str, entry: _Entry) -> None:
+        with self._lock:
+            entry.users -= 1
+            if entry.users:
+                return
+            if entry.is_dropped:
+                self._drop(entry)
+            elif entry.payload is None:
+                del self._entries[file]
+            self._evict()
+
+    def _evict(self) -> None:
+        surplus = len(self._entries) - self._files_max
+        if surplus <= 0:
+            return
+        idle = [file for file, entry in self._entries.items() if not entry.users]
+        for file in idle[:surplus]:  # oldest first
+            self._drop(self._entries.pop(file))
+
+    def _drop(self, entry: _Entry) -> None:
+        entry.is_dropped = True
+        if entry.users == 0 and entry.payload is not None:
+            os.close(entry.payload.fd)
+            entry.payload = None
