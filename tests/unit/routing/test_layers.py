@@ -67,6 +67,7 @@ CASES: list[tuple[dict[str, object], tuple[int, ...]]] = [
         ),
         EVEN,
     ),
+    (config("laguna", mlp_layer_types=SPARSE_LAST, moe_layer_freq=[0] * 7 + [1]), (7,)),
     # lists that go on over the MTP layers
     (
         config(
