@@ -13,7 +13,8 @@
     ├── ClientLeft 499           nobody reads it
     ├── UpstreamFailed 502       every attempt failed
     ├── AnswerRefused 502        an answer that cannot belong to its request
-    ├── NoEngineServes 503, NotAdmitted 503, PayloadRootNotReady 503
+    ├── NoEngineServes 503       no_engine, engine_busy
+    ├── NotAdmitted 503, PayloadRootNotReady 503
     └── DeadlineExceeded 504
 """
 
@@ -31,7 +32,7 @@ from services.inference_proxy.engines import UnknownEngine, VersionBackwards
 from services.inference_proxy.refusals import Refused
 from services.inference_proxy.service import RootNotReady
 from services.inference_proxy.sessions import VersionChanged
-from services.inference_proxy.upstream import EngineRefused, UpstreamError
+from services.inference_proxy.upstream import EngineBusy, EngineRefused, UpstreamError
 from services.inference_proxy.wanted import ClientGone, DeadlinePassed, SessionDiscarded
 from services.kit.problems import InvalidRequest, Problem
 
@@ -132,6 +133,8 @@ def problem_of(error: Exception) -> Problem:
         return InvalidRequest(str(error))
     if isinstance(error, EngineRefused) and error.status not in _OUR_FAULT:
         return EngineRefusedRequest(str(error), status=error.status, engine=error.engine)
+    if isinstance(error, EngineBusy):
+        return NoEngineServes(str(error), code="engine_busy", headers=RETRY_LATER)
     if isinstance(error, UpstreamError):
         return UpstreamFailed(str(error), engine=error.engine, headers=RETRY_LATER)
     if isinstance(error, MalformedAnswer):

@@ -15,6 +15,7 @@
 | proxy_answers_total | kind, form |
 | proxy_answer_bytes_total | kind |
 | proxy_inline_instead_of_handle_total | |
+| proxy_openai_train_total | |
 | proxy_sessions, proxy_session_tokens | |
 | proxy_policy_version_applied, proxy_policy_version_pushed | |
 | proxy_push_failures_total | |
@@ -65,6 +66,9 @@ class Metrics:
         self.inline_instead_of_handle_total = counter(
             "inline_instead_of_handle_total",
             "Train answers that came inline although a payload_dir was given.",
+        )
+        self.openai_train_total = counter(
+            "openai_train_total", "Train requests on OpenAI routes, which carry no rows."
         )
         self.sessions = gauge("sessions", "Sessions remembered.")
         self.session_tokens = gauge("session_tokens", "Tokens remembered.")

@@ -1,8 +1,8 @@
 """OpenAI requests, passed through: the engine's own answer, byte for byte, streamed or whole.
 
 Through a prefill/decode pair the prefill leg is asked first, as for token-in/token-out requests;
-the client sees decode's answer. Nothing is injected: rows travel on the generate route only, which
-is said once per train request in the log.
+the client sees decode's answer. Nothing is injected: rows travel on the generate route only, so
+a train request here is logged and counted.
 """
 
 from collections.abc import AsyncGenerator, Sequence

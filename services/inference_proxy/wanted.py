@@ -38,11 +38,13 @@ async def while_wanted(
     """
     loop = asyncio.get_running_loop()
     why: list[type[Unwanted]] = []
+    is_open = True
 
     def stop(reason: type[Unwanted]) -> Callable[[], None]:
         def act() -> None:
-            why.append(reason)
-            scope.reschedule(loop.time())
+            if is_open and not scope.expired():
+                why.append(reason)
+                scope.reschedule(loop.time())
 
         return act
 
@@ -60,6 +62,10 @@ async def while_wanted(
             try:
                 yield
             finally:
+                # What the body has made is the caller's now: nothing may cancel us below.
+                is_open = False
+                if not scope.expired():
+                    scope.reschedule(None)
                 if session is not None:
                     session.on_discard.discard(discard)
                 watcher.cancel()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import structlog
 from fastapi import APIRouter, Request, Response
 
 from services.inference_proxy.endpoints.body import OrjsonRoute
@@ -12,11 +13,13 @@ from services.inference_proxy.endpoints.relay import RelayResponse
 from services.inference_proxy.errors import OPENAI_PROBLEMS, as_problems
 from services.inference_proxy.headers import to_client
 from services.inference_proxy.openai import OpenAICall
+from services.inference_proxy.refusals import Kind
 from services.inference_proxy.schemas import OpenAIRequest
 from services.inference_proxy.upstream import EngineRefused
 from services.inference_proxy.wanted import while_wanted
 from services.kit.problems import responses
 
+log = structlog.get_logger(__name__)
 router = APIRouter(tags=["openai"], route_class=OrjsonRoute)
 
 _OPTIONS: Mapping[str, Any] = {
@@ -43,7 +46,7 @@ async def chat(
     session: SessionHeader = None,
 ) -> Response:
     """The engine's answer as it is. Rows travel on the generate route only."""
-    return await _forward(request, parts, await request.json(), session)
+    return await _forward(request, parts, await request.json(), session, kind)
 
 
 @router.post("/v1/completions", summary="Completion, passed through", **_OPTIONS)
@@ -55,19 +58,26 @@ async def complete(
     session: SessionHeader = None,
 ) -> Response:
     """The engine's answer as it is. Rows travel on the generate route only."""
-    return await _forward(request, parts, await request.json(), session)
+    return await _forward(request, parts, await request.json(), session, kind)
 
 
 @router.get("/v1/models", summary="Models of an engine, passed through", **_OPTIONS)
 async def models(request: Request, parts: PartsDep) -> Response:
     """The engine's answer as it is."""
-    return await _forward(request, parts, None, None)
+    return await _forward(request, parts, None, None, "eval")
 
 
 async def _forward(
-    request: Request, parts: Parts, body: dict[str, Any] | None, session: str | None
+    request: Request,
+    parts: Parts,
+    body: dict[str, Any] | None,
+    session: str | None,
+    kind: Kind,
 ) -> Response:
     deadline_s = parts.settings.request_timeout_s
+    if kind == "train":  # loud, since its sample will come without rows
+        parts.metrics.openai_train_total.inc()
+        log.warning("openai_train_without_rows", session_id=session)
     with as_problems():
         call = OpenAICall(
             path=request.url.path,

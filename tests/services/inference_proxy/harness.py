@@ -91,6 +91,7 @@ async def running(
     engines: dict[str, StubEngine],
     *,
     root: Path | None = None,
+    payload_root_later: Path | None = None,
     has_sockets: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Running]:
@@ -117,7 +118,9 @@ async def running(
             role: Any = engine.role
             configured.append(EngineSettings(name=name, url=url, role=role))
         app = create_app(
-            ProxySettings(engines=tuple(configured), payload_root=root, **options),
+            ProxySettings(
+                engines=tuple(configured), payload_root=root or payload_root_later, **options
+            ),
             transport=None if has_sockets else InProcess(engines),
         )
         await stack.enter_async_context(app.router.lifespan_context(app))
