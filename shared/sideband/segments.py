@@ -274,12 +274,15 @@ def merge_prefill_decode(
 ) -> list[S]:
     """One turn's segments (both fields at once) from the two legs of a P/D pair.
 
-    Routing: prefill's rows below ``prompt_tokens`` (a row above it ran on prefill's own first
-    token, which is not the turn's), then decode's from there on: what decode says below is garbage
-    unless it was re-prefilled, and is never used, also where prefill has none. Masks: decode's
-    only, since decode samples the first token itself.
+    Routing: prefill's rows, then decode's from max(``prompt_tokens``, the end of prefill's): what
+    decode says below is garbage unless it was re-prefilled, and is never used, also where prefill
+    has none. Prefill is asked for one token, so its rows end at ``prompt_tokens``; a dialect whose
+    prefill ran further is one whose decode goes on from there. Masks: decode's only, since decode
+    samples the first token itself.
     """
-    routing = cut(by_field(prefill, "routed_experts"), start=0, stop=prompt_tokens)
-    tail = cut(by_field(decode, "routed_experts"), start=prompt_tokens, stop=POSITION_MAX)
+    routing = by_field(prefill, "routed_experts")
+    first = max((segment.stop for segment in routing), default=0)
+    first = max(first, prompt_tokens)
+    tail = cut(by_field(decode, "routed_experts"), start=first, stop=POSITION_MAX)
     masks = cut(by_field(decode, "sampling_mask"), start=prompt_tokens, stop=POSITION_MAX)
     return concatenate([routing, tail]) + concatenate([masks])

@@ -180,7 +180,7 @@ def test_segments_that_only_seem_to_continue_are_not_joined(change: dict[str, ob
 @given(
     stretch_lists(), stretch_lists(), stretch_lists(), stretch_lists(), st.integers(0, 40), kinds()
 )
-def test_prefill_speaks_below_the_prompts_end_and_decode_above_it(
+def test_prefill_speaks_first_and_decode_from_the_later_of_both_ends(
     prefill: list[Stretch],
     decode: list[Stretch],
     prefill_masks: list[Stretch],
@@ -195,8 +195,9 @@ def test_prefill_speaks_below_the_prompts_end_and_decode_above_it(
         segments_of(decode_masks, masks) + segments_of(decode, routing),
         prompt_tokens=prompt_tokens,
     )
-    expected = {p: row for p, row in plain(prefill).items() if p < prompt_tokens}
-    expected |= {p: row for p, row in plain(decode).items() if p >= prompt_tokens}
+    expected = dict(plain(prefill))
+    first = max([prompt_tokens, *(position + 1 for position in expected)])
+    expected |= {p: row for p, row in plain(decode).items() if p >= first}
     kept = {p: row for p, row in plain(decode_masks).items() if p >= prompt_tokens}
     assert rows(by_field(merged, "routed_experts"), routing) == rows_of(expected, routing)
     assert rows(by_field(merged, "sampling_mask"), masks) == rows_of(kept, masks)
