@@ -19,6 +19,7 @@ FeedError (sideband.errors)
 ├── StepMissing             steps between what was committed and what came are gone
 ├── StepUnfinished          the trainer went on before it took every micro batch
 ├── ModelMismatch           the trainer's model is not the one that was sampled
+├── NoPayloadRoot           rows come by handle and the trainer gave no payload root
 ├── RankReadFailed          rows could not be read, after all attempts: file, range, attempts
 └── FeedClosed              close() was called
 """
@@ -169,6 +170,14 @@ class ModelMismatch(FeedError):
     def __init__(self, *, own: object, sampled: object) -> None:
         self.own, self.sampled = own, sampled
         super().__init__(f"the trainer's model {own} is not the sampled one {sampled}")
+
+
+class NoPayloadRoot(FeedError):
+    """A micro batch by handle, and no payload root to read it from."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        super().__init__(f"step {step} comes by handle: RankFeed needs payload_root")
 
 
 class RankReadFailed(FeedError):

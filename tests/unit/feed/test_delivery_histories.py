@@ -33,6 +33,7 @@ class Process:
     untaken: list[int] = field(default_factory=list)
     read: Place = (0, 0)
     released: Place = (0, 0)
+    has_joined: bool = False
     is_aborted: bool = False
     is_ended: bool = False
 
@@ -123,7 +124,7 @@ class DeliveryHistory(RuleBasedStateMachine):
             assert process.is_aborted or refusal.code == "rank_in_use"  # noqa: PT017
             return
         assert not process.is_aborted
-        process.connection = connection
+        process.connection, process.has_joined = connection, True
         self.joined.add(process.global_rank)
         self.tell(process, after_hello=True)
 
@@ -232,9 +233,9 @@ class DeliveryHistory(RuleBasedStateMachine):
         self.joined = set()
         for one in self.processes.values():
             if one.connection is None:
-                one.is_aborted = True  # it will be refused
+                one.is_aborted = one.has_joined  # it will be refused
             self.pump(one, 100)
-            assert one.is_aborted
+            assert one.is_aborted == one.has_joined
 
     @invariant()
     def nothing_is_forgotten_too_early(self) -> None:
