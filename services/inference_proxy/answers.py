@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from sideband.errors import InvalidInput
-from sideband.ids import RunId
+from sideband.errors import InvalidInput, PayloadError
+from sideband.ids import RequestId, RunId
 from sideband.model import ModelShape
+from sideband.payload.paths import parse_path
 from sideband.segments import PayloadSegment, by_field, coverage
 
 Segments = tuple[PayloadSegment, ...]
@@ -29,9 +30,9 @@ class Expected:
     """What an answer must agree with."""
 
     prompt_tokens: int
-    prompt_start: int
     policy_version: int
     run_id: RunId | None  # None: nothing was injected, so no segment may come
+    request_id: RequestId  # the upstream one: a losing attempt's file is found by it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,18 +118,15 @@ def read_model(value: object) -> ModelShape | None:
 
 
 def check_segments(segments: Segments, completion_tokens: int, expected: Expected) -> None:
-    """Rows must lie where this request's tokens are, in a file of this run and version.
+    """Rows must lie where this request's tokens are, in this request's own file.
 
     Routing covers [0, N − 1), masks [P, N), and no row comes twice. A first position below the one
     asked for is allowed (the engine did not obey) and left to the merge. Raises MalformedAnswer.
     """
-    if segments and expected.run_id is None:
-        raise MalformedAnswer("payload_segments", "came without a payload_dir")
-    folder = f"v{expected.policy_version}/{expected.run_id}/"
+    for file in {segment.file for segment in segments}:
+        _check_file(file, expected)
     tokens = expected.prompt_tokens + completion_tokens
     for segment in segments:
-        if not segment.file.startswith(folder):
-            raise MalformedAnswer("payload_segments.file", f"{segment.file} is not in {folder}")
         is_routing = segment.field == "routed_experts"
         stop = tokens - 1 if is_routing and completion_tokens else tokens
         start = 0 if is_routing else expected.prompt_tokens
@@ -140,6 +138,21 @@ def check_segments(segments: Segments, completion_tokens: int, expected: Expecte
         covered = sum(stop - start for start, stop in coverage(own))
         if covered != sum(segment.rows for segment in own):
             raise MalformedAnswer(f"payload_segments.{field}", "must not overlap")
+
+
+def _check_file(file: str, expected: Expected) -> None:
+    if expected.run_id is None:
+        raise MalformedAnswer("payload_segments", "came without a payload_dir")
+    try:
+        path = parse_path(file, run_id=expected.run_id)
+    except PayloadError as exc:
+        raise MalformedAnswer("payload_segments.file", str(exc)) from exc
+    if path.policy_version != expected.policy_version:
+        rule = f"{file} is not of v{expected.policy_version}"
+        raise MalformedAnswer("payload_segments.file", rule)
+    if path.request_id != expected.request_id:
+        rule = f"{file} is not named by its request, {expected.request_id}"
+        raise MalformedAnswer("payload_segments.file", rule)
 
 
 def _choice(raw: object, segments: Mapping[int, Segments]) -> Choice:

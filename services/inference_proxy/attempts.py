@@ -36,7 +36,8 @@ class Opened:
 
     reply: Reply
     stack: AsyncExitStack
-    request_ids: tuple[RequestId, ...]
+    request_id: RequestId  # of the request whose answer this is
+    request_ids: tuple[RequestId, ...]  # all that may have written a file
     prefill: Answer | None  # the prefill leg of a pair
 
 
@@ -91,7 +92,13 @@ class Attempts:
             except EngineBroke as exc:
                 self._raise_mask_refusal(plan, exc)
                 raise
-            return Opened(reply=reply, stack=stack, request_ids=_every_id(ids), prefill=prefill)
+            return Opened(
+                reply=reply,
+                stack=stack,
+                request_id=ids.of(leg),
+                request_ids=_every_id(ids),
+                prefill=prefill,
+            )
 
     def drop(self, plan: Plan, files: AbstractSet[str], reason: str) -> None:
         """Delete files of an attempt that nothing refers to."""
@@ -130,8 +137,7 @@ class Attempts:
     ) -> Answer:
         engine = self._choose(plan, role, avoid)
         body = self._body(plan, engine, ids, leg, prefill)
-        start = plan.prompt_tokens if leg == "decode" else plan.prompt_start
-        expected = plan.expected(prompt_start=start)
+        expected = plan.expected(ids.of(leg))
         try:
             async with self._open(plan, engine, leg, body) as reply:
                 content = await reply.whole()
@@ -141,8 +147,8 @@ class Attempts:
         except EngineBroke as exc:
             self._raise_mask_refusal(plan, exc)
             raise
-        if leg == "prefill" and len(answer.choices) != 1:
-            raise MalformedAnswer("choices", "must be one in a prefill leg")
+        if leg == "prefill" and [len(c.token_ids) > 1 for c in answer.choices] != [False]:
+            raise MalformedAnswer("choices", "must be one, of one token, in a prefill leg")
         return answer
 
     @property

@@ -64,13 +64,13 @@ class Plan:
         """Then a prefill leg is the whole answer."""
         return bool(self.call.body["sampling_params"].get("max_tokens") == 1)
 
-    def expected(self, *, prompt_start: int) -> Expected:
-        """What the answer of a leg must agree with."""
+    def expected(self, request_id: RequestId) -> Expected:
+        """What the answer to an upstream request must agree with."""
         return Expected(
             prompt_tokens=self.prompt_tokens,
-            prompt_start=prompt_start,
             policy_version=self.policy_version,
             run_id=self.run_id,
+            request_id=request_id,
         )
 
     def ids(self, attempt: int) -> AttemptIds:

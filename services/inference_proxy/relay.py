@@ -9,6 +9,8 @@ ends or names one, so that the rows come once and last.
 from collections.abc import Iterable
 from typing import Any
 
+from sideband.ids import RequestId
+
 from services.inference_proxy.answers import (
     Answer,
     Choice,
@@ -25,8 +27,9 @@ from services.inference_proxy.planning import Plan
 class StreamRelay:
     """One stream's state. ``take`` raises MalformedAnswer; the stream is then over."""
 
-    def __init__(self, plan: Plan, prefill: Answer | None) -> None:
+    def __init__(self, plan: Plan, request_id: RequestId, prefill: Answer | None) -> None:
         self._plan, self._prefill = plan, prefill
+        self._expected = plan.expected(request_id)
         self._finished: set[int] = set()
         self._held: list[dict[str, Any]] = []
         self._has_rows: set[int] = set()
@@ -175,9 +178,7 @@ class StreamRelay:
             routed_experts=text,
             segments=segments.get(index, ()),
         )
-        start = self._plan.prompt_tokens if self._prefill else self._plan.prompt_start
-        expected = self._plan.expected(prompt_start=start)
-        check_segments(choice.segments, len(token_ids), expected)
+        check_segments(choice.segments, len(token_ids), self._expected)
         return choice
 
 

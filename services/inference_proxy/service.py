@@ -81,6 +81,8 @@ class GenerateService:
                 call.session_id, asked=call.policy_version, applied=self._book.applied
             )
             version = session.policy_version
+            prompt = np.asarray(call.body["token_ids"], np.int32)
+            self._sessions.retract(session, call.request_id, prompt)
         plan = make_plan(call, session=session, policy_version=version, run_id=run_id)
         if session is not None:
             self._metrics.rows_not_asked_total.inc(plan.prompt_start)
@@ -112,7 +114,7 @@ class GenerateService:
         Closing the iterator cancels the engine; a stream that does not come to its end leaves no
         file.
         """
-        relay = StreamRelay(plan, opened.prefill)
+        relay = StreamRelay(plan, opened.request_id, opened.prefill)
         is_delivered = False
         try:
             with self._gate.counted(), _busy(plan.session):
@@ -194,7 +196,7 @@ class GenerateService:
             tokens = np.concatenate([plan.prompt, np.asarray(completion, np.int32)])
             covered = covered_until(plan.prompt_start, ranges.get(index, []))
             turns.append((tokens, covered))
-        self._sessions.deliver(session, turns, files)
+        self._sessions.deliver(session, plan.call.request_id, plan.prompt, turns, files)
 
     def _count(self, plan: Plan, form: str) -> None:
         self._metrics.generate_total.labels(plan.call.kind, "ok").inc()

@@ -8,11 +8,12 @@ correctness; the pinned version outlives the tokens.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from sideband.ids import SessionId
+from sideband.ids import RequestId, SessionId
 
 from services.inference_proxy.limits import BRANCHES_MAX, SESSION_FILES_MAX
 
@@ -35,6 +36,15 @@ class Branch:
     covered: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LastTurn:
+    """The turn delivered last, and the branches before it: in case it never arrived."""
+
+    request_id: RequestId
+    prompt: Tokens
+    before: list[Branch]
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Session:
     """One rollout as the proxy sees it. ``is_discarded`` once it was deleted under a request."""
@@ -42,6 +52,7 @@ class Session:
     session_id: SessionId
     policy_version: int
     branches: list[Branch] = field(default_factory=list)  # the least recently delivered first
+    last: LastTurn | None = None
     files: list[str] = field(default_factory=list)
     turns_delivered: int = 0
     in_flight: int = 0
@@ -64,9 +75,29 @@ class Session:
         longest = max((d for d, _ in shared), default=0)
         return min((min(d, branch.covered) for d, branch in shared if d == longest), default=0)
 
-    def deliver(self, turns: Iterable[tuple[Tokens, int]], files: Iterable[str]) -> None:
+    def retract(self, request_id: RequestId, prompt: Tokens) -> None:
+        """Forget the last turn if this is the same request again: its answer was lost on the way.
+
+        Only its rows are asked for again; its file stays with the session, since the client may
+        have it after all.
+        """
+        last = self.last
+        if last is None or last.request_id != request_id or not np.array_equal(last.prompt, prompt):
+            return
+        self.branches, self.last = last.before, None
+        self.turns_delivered -= 1
+
+    def deliver(
+        self,
+        request_id: RequestId,
+        prompt: Tokens,
+        turns: Iterable[tuple[Tokens, int]],
+        files: Iterable[str],
+    ) -> None:
         """Remember a delivered turn: per choice all its tokens and how far they are covered."""
         self.turns_delivered += 1
+        self.last = LastTurn(request_id, prompt, self.branches)
+        self.branches = list(self.branches)
         for tokens, covered in turns:
             self.branches = [
                 branch
@@ -119,17 +150,33 @@ class SessionBook:
         self._shrink(keep=session_id)
         return session
 
+    def retract(self, session: Session, request_id: RequestId, prompt: Tokens) -> None:
+        """Forget a session's last turn if this is the same request again."""
+        with self._counted(session):
+            session.retract(request_id, prompt)
+
     def deliver(
-        self, session: Session, turns: Sequence[tuple[Tokens, int]], files: Iterable[str]
+        self,
+        session: Session,
+        request_id: RequestId,
+        prompt: Tokens,
+        turns: Sequence[tuple[Tokens, int]],
+        files: Iterable[str],
     ) -> None:
         """Remember a delivered turn, then forget what no longer fits."""
+        with self._counted(session):
+            session.deliver(request_id, prompt, turns, files)
+        self._shrink(keep=session.session_id)
+
+    @contextmanager
+    def _counted(self, session: Session) -> Iterator[None]:
+        """Keeps the count of tokens right over a change of ``session``."""
         before = session.tokens
-        session.deliver(turns, files)
+        yield
         if self._sessions.get(session.session_id) is session:
             self._tokens += session.tokens - before
             self._with_tokens[session.session_id] = session
             self._with_tokens.move_to_end(session.session_id)
-            self._shrink(keep=session.session_id)
 
     def discard(self, session_id: SessionId) -> Session | None:
         """Take a session out; requests of it that still run are told by ``is_discarded``."""
@@ -157,7 +204,7 @@ class SessionBook:
 
     def _forget_tokens(self, session: Session) -> None:
         self._tokens -= session.tokens
-        session.branches.clear()
+        session.branches, session.last = [], None
         self._with_tokens.pop(session.session_id, None)
 
 

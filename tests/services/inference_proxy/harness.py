@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 from sideband.ids import RunId
 from sideband.payload.root import PayloadRoot
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.inference_proxy.app import create_app
 from services.inference_proxy.config import EngineSettings, ProxySettings
@@ -25,7 +26,7 @@ GENERATE = "/inference/v1/generate"
 
 
 @asynccontextmanager
-async def served(app: FastAPI) -> AsyncIterator[str]:
+async def served(app: ASGIApp) -> AsyncIterator[str]:
     """``app`` behind a real server; its base URL."""
     config = uvicorn.Config(app, log_level="critical", lifespan="on", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
@@ -68,6 +69,16 @@ class Running:
         """Payload files under the root."""
         assert self.root is not None
         return sorted(str(path.relative_to(self.root)) for path in self.root.rglob("*.sbp"))
+
+
+def served_proxy(proxy: "Running") -> AbstractAsyncContextManager[str]:
+    """The running proxy behind a real server; its lifespan was entered already."""
+    bare = FastAPI()
+
+    async def forward(scope: Scope, receive: Receive, send: Send) -> None:
+        await (bare if scope["type"] == "lifespan" else proxy.app)(scope, receive, send)
+
+    return served(forward)
 
 
 class InProcess(httpx.AsyncBaseTransport):

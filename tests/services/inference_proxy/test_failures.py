@@ -15,7 +15,7 @@ from tests.services.inference_proxy.harness import (
     pair,
     request_body,
     running,
-    served,
+    served_proxy,
     until,
 )
 from tests.services.inference_proxy.reading import assert_rows, routing_of
@@ -106,8 +106,8 @@ async def test_a_prefill_file_that_the_answer_does_not_name_goes(tmp_path: Path)
     engines = pair()
     async with running(engines, root=tmp_path / "root") as proxy:
         await proxy.generate(request_body(PROMPT), session="s1")
-        # The same prompt again: all its rows are there, so prefill writes only its own mask.
-        await proxy.generate(request_body(PROMPT), session="s1")
+        # Another sample of this prompt: its rows are there, so prefill writes only its own mask.
+        await proxy.generate({**request_body(PROMPT), "request_id": "r2"}, session="s1")
         await until(lambda: len(proxy.files()) == 3)
         assert sum(name.endswith(".p") for name in names(proxy)) == 1
 
@@ -260,17 +260,3 @@ async def test_an_engine_silent_for_too_long_is_retried_elsewhere() -> None:
     async with running(engines, read_timeout_s=0.1, has_sockets=True) as proxy:
         assert (await proxy.generate(request_body(PROMPT))).status_code == 200
         assert (len(engines["e0"].requests), len(engines["e1"].requests)) == (1, 1)
-
-
-def served_proxy(proxy: Running) -> Any:
-    """The running proxy behind a real server, its lifespan already entered."""
-    from fastapi import FastAPI
-
-    async def forward(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            await bare(scope, receive, send)
-        else:
-            await proxy.app(scope, receive, send)
-
-    bare = FastAPI()
-    return served(forward)  # type: ignore[arg-type]

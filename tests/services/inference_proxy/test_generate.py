@@ -86,6 +86,16 @@ async def test_a_pair_equals_one_engine(tmp_path: Path, by_handle: bool, obeys: 
             assert len(answer["choices"][0]["sampling_mask"]) == 4
 
 
+async def test_large_inline_answers_are_merged_off_the_loop() -> None:
+    prompt = [i % 64 for i in range(60_000)]
+    async with running(pair()) as proxy:
+        answer = (await proxy.generate(request_body(prompt))).json()
+        rows = routing_of(answer, None)
+        expected = rows_of(prompt, 4)
+        assert len(rows) == len(expected) == 60_003
+        assert all((rows[i] == expected[i]).all() for i in (0, 59_999, 60_000, 60_002))
+
+
 async def test_one_token_is_prefills_alone(tmp_path: Path) -> None:
     async with running(pair(), root=tmp_path / "root") as proxy:
         answer = (await proxy.generate(request_body(PROMPT, max_tokens=1))).json()

@@ -1,6 +1,7 @@
 """The decisions of the proxy without any HTTP: health, choice, versions, events, answers."""
 
 import contextlib
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -226,7 +227,9 @@ def test_every_error_of_the_http_library_has_ours() -> None:
         assert error.is_dead == issubclass(kind, (httpx.ConnectError, httpx.ConnectTimeout))
 
 
-EXPECTED = Expected(prompt_tokens=3, prompt_start=0, policy_version=2, run_id=RunId("run-1"))
+EXPECTED = Expected(
+    prompt_tokens=3, policy_version=2, run_id=RunId("run-1"), request_id=RequestId("r")
+)
 SEGMENT = {
     "field": "routed_experts",
     "file": "v2/run-1/0a/r-0123456789abcdef.sbp",
@@ -261,7 +264,9 @@ def test_a_whole_answer_is_read() -> None:
         (answer({**SEGMENT, "offset": -1}), "offset"),
         (answer({**SEGMENT, "file": "/etc/passwd"}), "file"),
         (answer({**SEGMENT, "file": "v2/run-1/0a/../x.sbp"}), "file"),
-        (answer({**SEGMENT, "file": SEGMENT["file"].replace("v2", "v3")}), "is not in v2"),  # type: ignore[attr-defined]
+        (answer({**SEGMENT, "file": SEGMENT["file"].replace("v2", "v3")}), "is not of v2"),  # type: ignore[attr-defined]
+        (answer({**SEGMENT, "file": SEGMENT["file"].replace("run-1", "run-2")}), "run-2"),  # type: ignore[attr-defined]
+        (answer({**SEGMENT, "file": SEGMENT["file"].replace("r-0", "q-0")}), "not named by"),  # type: ignore[attr-defined]
         (answer({**SEGMENT, "dtype": "int32"}), "dtype"),
         (answer({**SEGMENT, "shape": [4]}), "shape"),
         (answer({**SEGMENT, "field": "logits"}), "field"),
@@ -287,7 +292,7 @@ def test_each_kind_of_malformed_answer_is_refused(body: object, said: str) -> No
 
 
 def test_segments_that_nobody_asked_for_are_refused() -> None:
-    unasked = Expected(prompt_tokens=3, prompt_start=0, policy_version=2, run_id=None)
+    unasked = replace(EXPECTED, run_id=None)
     with pytest.raises(MalformedAnswer, match="without a payload_dir"):
         read_answer(answer(SEGMENT), unasked)
 

@@ -5,12 +5,21 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import orjson
 import pytest
 from fastapi import Response
 from fastapi.responses import StreamingResponse
 
-from tests.services.inference_proxy.harness import GENERATE, pair, request_body, running, until
+from tests.services.inference_proxy.harness import (
+    GENERATE,
+    TRAIN,
+    pair,
+    request_body,
+    running,
+    served_proxy,
+    until,
+)
 from tests.services.inference_proxy.reading import assert_rows, routing_of, segments_of
 from tests.services.inference_proxy.stub import StubEngine, sampled, true_rows
 
@@ -144,6 +153,42 @@ async def test_a_stream_is_retried_until_it_has_begun(tmp_path: Path) -> None:
         events = events_of((await proxy.generate(streamed())).text)
         assert events[-1] == "[DONE]"
         assert [r["request_id"][-3:] for r in engine.requests] == [".a1", ".a2"]
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_events_come_one_by_one_and_leaving_midway_cancels(
+    tmp_path: Path, leaves: bool
+) -> None:
+    engine, going_on, closed = StubEngine(), asyncio.Event(), asyncio.Event()
+
+    async def paced(body: dict[str, Any]) -> AsyncIterator[bytes]:
+        whole = await asyncio.to_thread(engine.generate, body)
+        try:
+            async for event in engine.events(whole):
+                yield event
+                await going_on.wait()
+        finally:
+            closed.set()
+
+    engine.script.append(lambda body: StreamingResponse(paced(body)))
+    async with (
+        running({"e0": engine}, root=tmp_path / "root", has_sockets=True) as proxy,
+        served_proxy(proxy) as url,
+        httpx.AsyncClient(base_url=url, timeout=5) as client,
+    ):
+        async with client.stream("POST", GENERATE, json=streamed(), headers=TRAIN) as answer:
+            chunks = answer.aiter_bytes()
+            first = await anext(chunks)  # it is here although the engine waits
+            assert first.count(b"data: ") == 1
+            if not leaves:
+                going_on.set()
+                rest = b"".join([chunk async for chunk in chunks])
+                assert rest.endswith(b"data: [DONE]\n\n")
+        if leaves:
+            await asyncio.wait_for(closed.wait(), 5)
+        await until(lambda: proxy.parts.book.get("e0").in_flight == 0)
+        await until(lambda: proxy.parts.janitor.pending == 0)
+        assert len(proxy.files()) == (not leaves)
 
 
 async def test_an_eval_stream_is_not_looked_into() -> None:

@@ -69,6 +69,20 @@ async def test_a_clients_own_start_stands_without_a_session_only(tmp_path: Path)
         assert asked_start(proxy, "e0") == 0
 
 
+async def test_a_turn_asked_again_is_given_whole_again(tmp_path: Path) -> None:
+    """The same id and prompt: the client has lost the answer, so its rows were not delivered."""
+    async with running({"e0": StubEngine()}, root=tmp_path / "root") as proxy:
+        await proxy.generate(request_body(FIRST), session="s1")
+        prompt = [*FIRST, *sampled(FIRST, 4), 9]
+        follow_up = {**request_body(prompt), "request_id": "r2"}
+        for _ in range(3):
+            await proxy.generate(follow_up, session="s1")
+            assert asked_start(proxy, "e0") == 7
+        # The same prompt as a new request is another sample: its prompt rows are there already.
+        await proxy.generate({**follow_up, "request_id": "r3"}, session="s1")
+        assert asked_start(proxy, "e0") == len(prompt)
+
+
 async def test_turns_that_failed_do_not_count(tmp_path: Path) -> None:
     engine = StubEngine()
     async with running({"e0": engine}, root=tmp_path / "root", attempts_max=1) as proxy:
