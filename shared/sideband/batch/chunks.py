@@ -13,6 +13,7 @@ Errors: InvalidInput for spans that do not tile the row or that the layout canno
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from sideband.errors import InvalidInput
 from sideband.segments import AnySegment, by_field, clip
 
 Window = tuple[int, int]  # positions [start, stop)
+Value = TypeVar("Value", np.bool_, np.float32, np.int32)
 
 
 def check_spans(spans: Sequence[SequenceSpan], *, row_tokens: int) -> None:
@@ -105,25 +107,34 @@ def cut_chunk(micro_batch: MicroBatch, *, cp_rank: int, cp_size: int, layout: La
         cp_size=cp_size,
         layout=layout,
     )
-    positions_E = positions_of(parts, edges=True)
+    windows = [(piece.start, piece.stop + piece.has_edge) for piece in parts]
     versions = micro_batch.weight_versions
     return Chunk(
         row_tokens=len(micro_batch),
         pieces=parts,
-        token_ids_E=micro_batch.token_ids_L[positions_E],
-        loss_mask_E=micro_batch.loss_mask_L[positions_E],
-        logprobs_E=micro_batch.logprobs_L[positions_E],
-        advantages=_taken(micro_batch.advantages, positions_E),
-        temperatures=_taken(micro_batch.temperatures, positions_E),
-        weight_versions=None if versions is None else _taken(versions, positions_E),
+        token_ids_E=_rows_in(micro_batch.token_ids_L, windows),
+        loss_mask_E=_rows_in(micro_batch.loss_mask_L, windows),
+        logprobs_E=_rows_in(micro_batch.logprobs_L, windows),
+        advantages=_runs_in(micro_batch.advantages, windows),
+        temperatures=_runs_in(micro_batch.temperatures, windows),
+        weight_versions=None if versions is None else _runs_in(versions, windows),
         spans=micro_batch.spans,
         segments=_segments_of(micro_batch.segments, parts),
         form=micro_batch.form,
     )
 
 
-def _taken(column: Runs, positions_E: NDArray[np.int64]) -> Runs:
-    return Runs.of(column.expand()[positions_E])
+def _rows_in(column_L: NDArray[Value], windows: Sequence[Window]) -> NDArray[Value]:
+    """The column's rows of each window; a view when there is one window."""
+    if len(windows) == 1:
+        start, stop = windows[0]
+        return column_L[start:stop]
+    return np.concatenate([column_L[start:stop] for start, stop in windows])
+
+
+def _runs_in(column: Runs, windows: Sequence[Window]) -> Runs:
+    bounds = np.array(windows, np.int64)
+    return column.windows(bounds[:, 0], bounds[:, 1])
 
 
 def _segments_of(segments: Sequence[AnySegment], parts: Sequence[Piece]) -> tuple[AnySegment, ...]:

@@ -47,3 +47,16 @@ def test_concatenation_joins_equal_neighbours(parts: list[NDArray[np.float32]]) 
 def test_a_constant_is_one_run_and_nothing_when_empty() -> None:
     assert Runs.constant(2.0, 3).expand().tolist() == [2, 2, 2]
     assert len(Runs.constant(2.0, 0)) == 0
+
+
+@given(columns.filter(len), st.data())
+def test_windows_equal_the_windows_of_the_column(
+    column: NDArray[np.float32], data: st.DataObject
+) -> None:
+    bounds = st.tuples(st.integers(0, len(column)), st.integers(0, len(column)))
+    drawn = data.draw(st.lists(bounds.map(sorted).filter(lambda b: b[0] < b[1]), min_size=1))
+    starts, stops = np.array(drawn, np.int64).T
+    runs = Runs.of(column).windows(starts, stops)
+    expected = np.concatenate([column[start:stop] for start, stop in drawn])
+    assert bits(runs.expand()) == bits(expected)
+    assert all(one != other for one, other in pairwise(bits(runs.values_R)))
