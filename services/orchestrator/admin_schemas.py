@@ -1,0 +1,126 @@
+"""Files, sweeps, policy version and the run as JSON: every field described."""
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, Field
+
+from services.orchestrator.book import Book
+from services.orchestrator.ending import waiting_for
+from services.orchestrator.schemas import Closed
+from services.orchestrator.sweep import VersionPlan
+
+
+class FileView(BaseModel):
+    """Why a payload file is kept."""
+
+    file: str = Field(
+        description="Relative to the payload root.",
+        examples=["v3/run/a1/g7.r0.t0-0123456789abcdef.sbp"],
+    )
+    is_kept: bool = Field(description="Whether anything refers to it.", examples=[True])
+    is_given_up: bool = Field(description="Whether it was deleted, or will be.", examples=[False])
+    kept_by: list[str] = Field(
+        description="What refers to it: lease, rollout, group or step.", examples=[["step 4"]]
+    )
+    size_bytes: int | None = Field(description="On disk; null when gone.", examples=[81920])
+
+
+class Files(BaseModel):
+    """Files that something keeps, by name."""
+
+    files: list[FileView] = Field(description="At most 1000, or the one asked for.", examples=[[]])
+    count: int = Field(description="Files kept in all.", examples=[0])
+
+
+class SweptVersion(BaseModel):
+    """What a sweep does with one orphaned policy version."""
+
+    policy_version: int = Field(description="k of the folder.", examples=[1])
+    is_whole: bool = Field(description="Whether the whole folder goes.", examples=[True])
+    file_count: int = Field(description="Files that go.", examples=[12])
+    size_bytes: int = Field(description="Bytes that go.", examples=[983040])
+    kept_count: int = Field(description="Files that something still keeps.", examples=[0])
+    files: list[str] = Field(description="The files that go; at most 1000.", examples=[[]])
+
+    @classmethod
+    def of(cls, plan: VersionPlan) -> Self:
+        """The view of a plan."""
+        return cls(
+            policy_version=plan.policy_version,
+            is_whole=plan.is_whole,
+            file_count=len(plan.files),
+            size_bytes=plan.size_bytes,
+            kept_count=plan.kept_count,
+            files=list(plan.files[:1000]),
+        )
+
+
+class Sweep(BaseModel):
+    """What a sweep did, or would do."""
+
+    dry_run: bool = Field(description="Whether nothing was deleted.", examples=[True])
+    keep_from: int = Field(description="Versions from here on stay.", examples=[2])
+    versions: list[SweptVersion] = Field(description="Orphaned versions.", examples=[[]])
+
+
+class PolicyBody(Closed):
+    """What every serving engine has applied."""
+
+    policy_version: int = Field(
+        ge=0, le=999_999_999, description="The least over the serving engines.", examples=[4]
+    )
+
+
+class PolicyView(BaseModel):
+    """The policy version as the orchestrator knows it."""
+
+    policy_version: int | None = Field(
+        description="The least over the serving engines; null: not known yet.", examples=[4]
+    )
+    highest_applied: int = Field(
+        description="The highest that was ever applied everywhere.", examples=[4]
+    )
+
+
+class DrainBody(Closed):
+    """How long a drain may take, from now."""
+
+    leases_s: float | None = Field(
+        default=None, ge=0, description="Then open leases are cancelled.", examples=[60.0]
+    )
+    deadline_s: float | None = Field(
+        default=None, gt=0, description="Then the run ends, whatever is missing.", examples=[600.0]
+    )
+
+
+class RunView(BaseModel):
+    """The run at a glance."""
+
+    run_id: str = Field(description="The run.", examples=["run"])
+    phase: Literal["running", "paused", "draining", "ended", "stopped"] = Field(
+        description="ended and stopped are terminal.", examples=["running"]
+    )
+    reason: str = Field(description="Why it ended or stopped.", examples=[""])
+    waiting_for: str = Field(description="What an end would wait for.", examples=["nothing"])
+    next_step: int = Field(description="The step that is collected for.", examples=[5])
+    policy_version: int | None = Field(description="As applied everywhere.", examples=[4])
+    leases_open: int = Field(description="Open leases.", examples=[64])
+    groups_open: int = Field(description="Groups that are not complete.", examples=[8])
+    rollouts_held: int = Field(description="Rollouts that wait for a step.", examples=[12])
+    files_kept: int = Field(description="Files that something keeps.", examples=[210])
+
+    @classmethod
+    def of(cls, book: Book) -> Self:
+        """The view of a book."""
+        return cls(
+            run_id=book.rules.run_id,
+            phase=book.run.phase.value,
+            reason=book.run.reason,
+            waiting_for=waiting_for(book),
+            next_step=book.next_step,
+            policy_version=book.policy_version,
+            leases_open=len(book.open_leases),
+            groups_open=len(book.groups),
+            rollouts_held=len(book.held),
+            files_kept=book.retention.held_count,
+        )

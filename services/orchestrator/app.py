@@ -1,0 +1,214 @@
+"""Builds the orchestrator: the one place that makes clients, threads, tasks and state."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import structlog
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
+from sideband.ids import RunId
+from sideband.model import ModelShape
+from sideband.payload.reader import PayloadReader
+from sideband.payload.root import PayloadRoot
+from sideband.routing import model_shape
+
+from services.kit.app import build_app
+from services.orchestrator import loops
+from services.orchestrator.config import OrchestratorSettings
+from services.orchestrator.endpoints import admin, leases, rollouts, steps
+from services.orchestrator.feed_client import FeedClient
+from services.orchestrator.files import Files
+from services.orchestrator.ledger import InMemoryLedger, Ledger
+from services.orchestrator.limits import DELETE_WORKERS, FILE_THREADS
+from services.orchestrator.metrics import Metrics
+from services.orchestrator.proxy_client import ProxyClient
+from services.orchestrator.service import Orchestrator
+
+DESCRIPTION = (
+    "Leases rollouts, takes them in when they are done, makes samples and steps of them, hands "
+    "the steps to the trainer feed, and deletes payload files when nothing needs them any more."
+)
+SHUTDOWN_DELETES_S = 5.0  # what is not deleted by then is an orphan for the sweep
+
+log = structlog.get_logger(__name__)
+
+
+def create_app(
+    settings: OrchestratorSettings,
+    *,
+    feed_transport: httpx.AsyncBaseTransport | None = None,
+    proxy_transport: httpx.AsyncBaseTransport | None = None,
+    ledger: Ledger | None = None,
+    clock_s: Callable[[], float] = time.time,
+) -> FastAPI:
+    """The application. The transports replace the network, the clock Unix time, for tests."""
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        log.info("effective_settings", settings=settings.shown())
+        async with AsyncExitStack() as stack:
+            service = await _service(settings, stack, metrics, ledger or InMemoryLedger(), clock_s)
+            app.state.service = service
+            feed = await _feed(settings, stack, feed_transport)
+            proxy = await _proxy(settings, stack, proxy_transport)
+            async with _background(service, feed, proxy):
+                yield
+                if service.files is not None:
+                    await service.files.settled(timeout_s=SHUTDOWN_DELETES_S)
+
+    async def ready() -> list[str]:
+        return readiness(app.state.service)
+
+    app = build_app(
+        name="orchestrator",
+        description=DESCRIPTION,
+        settings=settings,
+        lifespan=lifespan,
+        routers=[leases.router, rollouts.router, steps.router, admin.router],
+        ready=ready,
+        registry=registry,
+    )
+    return app
+
+
+def describe() -> FastAPI:
+    """The application with default settings, never started: for its OpenAPI document."""
+    return create_app(OrchestratorSettings())
+
+
+def readiness(service: Orchestrator) -> list[str]:
+    """Why no lease can be given; nothing when one can."""
+    reasons = []
+    if service.book.policy_version is None:
+        reasons.append("no policy version is known")
+    problem = service.book.run.lease_problem()
+    if problem is not None:
+        reasons.append(problem.detail)
+    return reasons
+
+
+async def _service(
+    settings: OrchestratorSettings,
+    stack: AsyncExitStack,
+    metrics: Metrics,
+    ledger: Ledger,
+    clock_s: Callable[[], float],
+) -> Orchestrator:
+    model = await asyncio.to_thread(load_model, settings.model_config_path)
+    files = None
+    if settings.payload_root is not None:
+        root = await asyncio.to_thread(
+            PayloadRoot.create,
+            settings.payload_root,
+            RunId(settings.run_id),
+            fresh=settings.start == "fresh",
+        )
+        pool = stack.enter_context(ThreadPoolExecutor(FILE_THREADS, "payload"))
+        reader = stack.enter_context(PayloadReader(root, model=model))
+        files = Files(root, reader, pool, metrics)
+    stack.push_async_callback(ledger.close)
+    service = Orchestrator(
+        settings, model=model, ledger=ledger, files=files, metrics=metrics, clock_s=clock_s
+    )
+    metrics.watch(service.book)
+    if settings.initial_policy_version is not None:
+        await service.set_policy_version(settings.initial_policy_version)
+    return service
+
+
+def load_model(path: Path | None) -> ModelShape | None:
+    """The fingerprint of the model whose config.json is at ``path``. Blocks."""
+    return None if path is None else model_shape(msgspec.json.decode(path.read_bytes())).check()
+
+
+async def _feed(
+    settings: OrchestratorSettings,
+    stack: AsyncExitStack,
+    transport: httpx.AsyncBaseTransport | None,
+) -> FeedClient | None:
+    if settings.feed_url is None:
+        return None
+    http = await stack.enter_async_context(_client(settings, transport))
+    return FeedClient(http, url=settings.feed_url, token=_secret(settings.feed_token))
+
+
+async def _proxy(
+    settings: OrchestratorSettings,
+    stack: AsyncExitStack,
+    transport: httpx.AsyncBaseTransport | None,
+) -> ProxyClient | None:
+    if settings.proxy_url is None:
+        return None
+    http = await stack.enter_async_context(_client(settings, transport))
+    return ProxyClient(http, url=settings.proxy_url, token=_secret(settings.proxy_token))
+
+
+def _client(
+    settings: OrchestratorSettings, transport: httpx.AsyncBaseTransport | None
+) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        transport=transport,
+        timeout=settings.http_timeout_s,
+        # A server may close an idle connection at any time: short-lived ones rarely meet that.
+        limits=httpx.Limits(max_connections=16, keepalive_expiry=2.0),
+        trust_env=False,  # no proxy of the environment between the services
+    )
+
+
+@asynccontextmanager
+async def _background(
+    service: Orchestrator, feed: FeedClient | None, proxy: ProxyClient | None
+) -> AsyncIterator[None]:
+    """Owns the task of all loops, from start to stopped. A crash of one stops the run."""
+    task = asyncio.create_task(_run(work(service, feed, proxy)))
+    task.add_done_callback(lambda done: _say_crash(service, done))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)  # said by the callback
+
+
+def work(
+    service: Orchestrator, feed: FeedClient | None, proxy: ProxyClient | None
+) -> list[Coroutine[Any, Any, None]]:
+    """Every loop that this run needs."""
+    jobs = [loops.build_steps(service), loops.keep_time(service)]
+    if feed is not None:
+        jobs += [loops.ship_steps(service, feed), loops.poll_feed(service, feed)]
+    if proxy is not None:
+        jobs += [loops.poll_proxy(service, proxy), loops.discard_sessions(service, proxy)]
+    else:
+        jobs.append(loops.forget_sessions(service))
+    if service.files is not None:
+        jobs.append(loops.sweep_orphans(service))
+        jobs += [service.files.run() for _ in range(DELETE_WORKERS)]
+    return jobs
+
+
+async def _run(jobs: list[Coroutine[Any, Any, None]]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for job in jobs:
+            group.create_task(job)
+
+
+def _say_crash(service: Orchestrator, task: asyncio.Task[None]) -> None:
+    if task.cancelled() or task.exception() is None:
+        return
+    log.critical("background_crashed", exc_info=task.exception())
+    # The ledger may be what crashed, so this is not committed: it only refuses what comes.
+    service.book.run = service.book.run.stopped("a background task crashed; the log has it")
+
+
+def _secret(value: SecretStr | None) -> str | None:
+    return None if value is None else value.get_secret_value()

@@ -1,0 +1,195 @@
+"""The orchestrator's state and the transitions that others build on. Pure: no I/O, no clock.
+
+``leasing``, ``collecting``, ``stepping`` and ``ending`` hold the decisions; each changes a ``Book``
+and writes what it did into a ``Change``.
+
+Invariants: a rollout is held (waiting or ready) exactly while holder ``rollout <id>`` may keep
+files; a step's files are held by ``step <s>`` before its rollouts let go; what ends, ends once.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from sideband.batch.columns import Runs
+from sideband.batch.rows import NEUTRAL_ADVANTAGE
+from sideband.batch.types import Sample
+from sideband.ids import LeaseId, RolloutId, RunId
+
+from services.orchestrator.groups import GroupResult, Groups
+from services.orchestrator.lifecycle import Run
+from services.orchestrator.membership import StepSize
+from services.orchestrator.records import (
+    HELD_STATES,
+    Change,
+    DropReason,
+    Lease,
+    LeaseState,
+    Rollout,
+    RolloutState,
+    StepRecord,
+)
+from services.orchestrator.retention import Holder, Retention
+from services.orchestrator.staleness import is_stale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What the decisions go by; settings that do not change during a run."""
+
+    run_id: RunId
+    step_size: StepSize
+    max_off_policy_steps: int
+    is_deterministic: bool
+    filter_zero_advantage: bool
+    ship_last_partial_step: bool
+    first_step: int
+    lease_timeout_s: float
+    group_timeout_s: float
+    policy_timeout_s: float
+    leases_open_max: int
+    rollouts_held_max: int
+    steps_ahead_max: int  # built and not yet committed by every rank
+    history_max: int  # ended leases, rollouts and steps that are still known by id
+
+
+ENDED_STATES: Final = frozenset(LeaseState) - {LeaseState.OPEN}
+
+
+class Book:
+    """Leases, groups, rollouts, steps, files, policy version and phase of one run."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.run = Run()
+        self.policy_version: int | None = None  # the least over the serving engines, now
+        self.policy_applied = 0  # the highest that was ever applied everywhere
+        self.leases: dict[LeaseId, Lease] = {}
+        self.open_leases: dict[LeaseId, Lease] = {}
+        self.lease_of: dict[RolloutId, LeaseId] = {}
+        self.rollouts: dict[RolloutId, Rollout] = {}
+        self.held: dict[RolloutId, Rollout] = {}  # waiting or ready
+        self.groups = Groups(closed_max=rules.history_max)
+        self.steps: dict[int, StepRecord] = {}
+        self.retention = Retention()
+        self.next_step = rules.first_step
+        self.next_lease_index = 0
+        self.next_ready_index = 0
+
+    def put_lease(self, change: Change, lease: Lease) -> None:
+        """Record a new lease, or how one ended; ended ones are forgotten beyond the bound."""
+        self.leases.pop(lease.lease_id, None)  # so that the order is that of the last change
+        self.leases[lease.lease_id] = lease
+        self.lease_of[lease.rollout_id] = lease.lease_id
+        if lease.state is LeaseState.OPEN:
+            self.open_leases[lease.lease_id] = lease
+        else:
+            self.open_leases.pop(lease.lease_id, None)
+        change.leases.append(lease)
+        excess = len(self.leases) - len(self.open_leases) - self.rules.history_max
+        if excess > 0:
+            ended = (key for key, known in self.leases.items() if known.state in ENDED_STATES)
+            for lease_id in [key for key, _ in zip(ended, range(excess), strict=False)]:
+                del self.lease_of[self.leases.pop(lease_id).rollout_id]
+
+    def put_rollout(self, change: Change, rollout: Rollout) -> None:
+        """Record a rollout's new state."""
+        self.rollouts.pop(rollout.rollout_id, None)
+        self.rollouts[rollout.rollout_id] = rollout
+        if rollout.state in HELD_STATES:
+            self.held[rollout.rollout_id] = rollout
+        else:
+            self.held.pop(rollout.rollout_id, None)
+        change.rollouts.append(rollout)
+        ended = {RolloutState.DROPPED, RolloutState.TRAINED}
+        while len(self.rollouts) > len(self.held) + self.rules.history_max:
+            oldest = next((key for key, r in self.rollouts.items() if r.state in ended), None)
+            if oldest is None:
+                break
+            del self.rollouts[oldest]
+
+    def put_step(self, change: Change, record: StepRecord) -> None:
+        """Record a step's new state."""
+        self.steps[record.step] = record
+        change.steps.append(record)
+
+    def lease_of_rollout(self, rollout_id: RolloutId) -> Lease | None:
+        """The rollout's lease, open or ended."""
+        lease_id = self.lease_of.get(rollout_id)
+        return self.leases.get(lease_id) if lease_id else None
+
+    def is_stale(self, policy_version: int) -> bool:
+        """Whether work of this version is too old for the next step to be built."""
+        return is_stale(
+            step=self.next_step,
+            policy_version=policy_version,
+            max_off_policy_steps=self.rules.max_off_policy_steps,
+        )
+
+    def end_lease(
+        self, change: Change, lease: Lease, state: LeaseState, *, reason: str, now_s: float
+    ) -> None:
+        """An open lease ends without a delivery: its group goes on without it."""
+        self.put_lease(change, replace(lease, state=state, reason=reason))
+        change.delete_files += self.retention.release(Holder("lease", lease.lease_id))
+        if lease.session_id is not None:
+            change.discard_sessions.append(lease.session_id)
+        result = self.groups.fail(lease.group_id, lease.rollout_id, now_s=now_s)
+        if result is not None:
+            self.settle_group(change, result)
+
+    def settle_group(self, change: Change, result: GroupResult) -> None:
+        """A group is complete: its waiting members get their advantages."""
+        for rollout_id, advantage in result.advantages.items():
+            rollout = self.held.get(rollout_id)
+            if rollout is None or rollout.state is not RolloutState.WAITING:
+                continue
+            if advantage == 0.0 and self.rules.filter_zero_advantage:
+                self.drop(change, rollout, DropReason.FILTERED, detail="all rewards are equal")
+            else:
+                samples = tuple(with_advantage(sample, advantage) for sample in rollout.samples)
+                self.make_ready(change, replace(rollout, samples=samples))
+        change.delete_files += self.retention.release(Holder("group", result.group_id))
+
+    def make_ready(self, change: Change, rollout: Rollout) -> None:
+        """The rollout may go into the next step."""
+        ready = replace(rollout, state=RolloutState.READY, ready_index=self.next_ready_index)
+        self.next_ready_index += 1
+        self.put_rollout(change, ready)
+
+    def drop(
+        self, change: Change, rollout: Rollout, reason: DropReason, *, detail: str = ""
+    ) -> Rollout:
+        """A held rollout will not train: its files go at once."""
+        dropped = replace(
+            rollout,
+            state=RolloutState.DROPPED,
+            reason=reason,
+            detail=detail,
+            samples=(),
+            files=frozenset(),
+        )
+        self.put_rollout(change, dropped)
+        change.delete_files += self.retention.release(Holder("rollout", rollout.rollout_id))
+        return dropped
+
+    def drop_stale(self, change: Change, *, now_s: float) -> None:
+        """Drop held rollouts that are too old for the next step, cancel leases that will be."""
+        for rollout in [r for r in self.held.values() if self.is_stale(r.policy_version)]:
+            self.drop(change, rollout, DropReason.STALE)
+        for lease in [x for x in self.open_leases.values() if self.is_stale(x.policy_version)]:
+            self.end_lease(change, lease, LeaseState.CANCELLED, reason="stale", now_s=now_s)
+
+    def oldest_live(self) -> int | None:
+        """The least policy version of open leases and held rollouts."""
+        live: Iterable[Lease | Rollout] = (*self.open_leases.values(), *self.held.values())
+        return min((item.policy_version for item in live), default=None)
+
+
+def with_advantage(sample: Sample, advantage: float) -> Sample:
+    """The sample with ``advantage`` on its trained tokens, as ``samples_of`` would have put it."""
+    column_T = np.where(
+        sample.loss_mask_T, np.float32(advantage), np.float32(NEUTRAL_ADVANTAGE)
+    ).astype(np.float32)
+    return replace(sample, advantages=Runs.of(column_T))

@@ -1,0 +1,87 @@
+"""The run: its policy version, its phase, the sweep of its files."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Query
+
+from services.kit.problems import responses
+from services.orchestrator.admin_schemas import (
+    DrainBody,
+    PolicyBody,
+    PolicyView,
+    RunView,
+    Sweep,
+    SweptVersion,
+)
+from services.orchestrator.endpoints.parts import Service
+from services.orchestrator.errors import NoPayloadRoot, RunEnded, RunStopped
+
+router = APIRouter(tags=["admin"])
+
+
+@router.get("/v1/policy-version", summary="The policy version as known here", responses=responses())
+async def get_policy_version(service: Service) -> PolicyView:
+    """The proxy is the source of truth; this is what it told last."""
+    book = service.book
+    return PolicyView(policy_version=book.policy_version, highest_applied=book.policy_applied)
+
+
+@router.put("/v1/policy-version", summary="Tell the policy version", responses=responses())
+async def put_policy_version(body: PolicyBody, service: Service) -> PolicyView:
+    """Pushed by the proxy when every serving engine has applied it. Idempotent."""
+    service.pushes += 1
+    await service.set_policy_version(body.policy_version)
+    return await get_policy_version(service)
+
+
+@router.get("/v1/run", summary="The run at a glance", responses=responses())
+async def get_run(service: Service) -> RunView:
+    """Phase, counts, and what an end would wait for."""
+    return RunView.of(service.book)
+
+
+@router.post("/v1/admin/pause", summary="Give no new leases", responses=responses())
+async def pause(service: Service) -> RunView:
+    """Running rollouts are still taken, steps go on. Idempotent."""
+    await service.pause()
+    return RunView.of(service.book)
+
+
+@router.post(
+    "/v1/admin/resume", summary="Give leases again", responses=responses(RunEnded, RunStopped)
+)
+async def resume(service: Service) -> RunView:
+    """After a pause. Idempotent."""
+    await service.resume()
+    return RunView.of(service.book)
+
+
+@router.post("/v1/admin/drain", summary="End the run", responses=responses())
+async def drain(
+    service: Service,
+    body: Annotated[
+        DrainBody | None, Body(description="Deadlines; the settings' by default.")
+    ] = None,
+) -> RunView:
+    """No new leases; what is collected is trained; ends by its deadline in any case. Idempotent."""
+    asked = body or DrainBody()
+    await service.drain(leases_s=asked.leases_s, deadline_s=asked.deadline_s)
+    return RunView.of(service.book)
+
+
+@router.post(
+    "/v1/admin/sweep", summary="Delete orphaned versions", responses=responses(NoPayloadRoot)
+)
+async def sweep(
+    service: Service,
+    dry_run: Annotated[
+        bool, Query(description="Only say what would be deleted.", examples=[True])
+    ] = True,
+) -> Sweep:
+    """Folders older than every live rollout and than step − max_off_policy_steps."""
+    plans = await service.sweep(dry_run=dry_run)
+    return Sweep(
+        dry_run=dry_run,
+        keep_from=service.sweep_rules().keep_from,
+        versions=[SweptVersion.of(plan) for plan in plans],
+    )

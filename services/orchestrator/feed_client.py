@@ -1,0 +1,133 @@
+"""The orchestrator's view of the trainer feed. Foreign errors become ours here, once.
+
+FeedCallFailed          the feed did not answer, or says "later": try again
+└── FeedBusy            it is full or paused; says when to come again
+StepRejected            it will never take this step
+"""
+
+from typing import Final, TypeVar
+
+import httpx
+import msgspec
+from sideband.feed.codec import STEP_CONTENT_TYPE
+
+from services.orchestrator.limits import DETAIL_CHARACTERS_MAX
+
+T = TypeVar("T", bound=msgspec.Struct)
+LATER_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+class FeedCallFailed(Exception):
+    """No usable answer. Repeating is safe: every call is idempotent."""
+
+
+class FeedBusy(FeedCallFailed):
+    """The feed holds as many steps as it may."""
+
+    def __init__(self, detail: str, *, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(detail)
+
+
+class StepRejected(Exception):
+    """The feed refuses the step for good: another run, grid or content."""
+
+    def __init__(self, step: int, *, status: int, code: str, detail: str) -> None:
+        self.step, self.status, self.code, self.detail = step, status, code, detail
+        super().__init__(f"the feed refused step {step} ({status} {code}): {detail}")
+
+
+class Acknowledgements(msgspec.Struct, frozen=True, kw_only=True):
+    """``committed_step``: every global rank has committed it and all before."""
+
+    run_id: str
+    committed_step: int | None = None
+
+
+class _HeldStep(msgspec.Struct, frozen=True):
+    step: int
+
+
+class _HeldSteps(msgspec.Struct, frozen=True):
+    steps: list[_HeldStep]
+
+
+class _ProblemBody(msgspec.Struct, frozen=True):
+    code: str = "unknown"
+    detail: str = ""
+
+
+class FeedClient:
+    """Calls of one feed. The client has the deadlines."""
+
+    def __init__(self, http: httpx.AsyncClient, *, url: str, token: str | None) -> None:
+        self._http, self._url = http, url
+        self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
+
+    async def put_step(self, step: int, body: bytes) -> None:
+        """Hand a step over. Raises FeedBusy, FeedCallFailed, StepRejected."""
+        answer = await self._call(
+            "PUT", f"/v1/steps/{step}", content=body, content_type=STEP_CONTENT_TYPE
+        )
+        if answer.is_success:
+            return
+        problem = _problem(answer)
+        if answer.status_code in LATER_STATUSES:
+            raise FeedBusy(problem.detail, retry_after_s=_retry_after_s(answer))
+        raise StepRejected(
+            step, status=answer.status_code, code=problem.code, detail=problem.detail
+        )
+
+    async def acknowledgements(self) -> Acknowledgements:
+        """What all ranks have committed. Raises FeedCallFailed."""
+        answer = await self._get("/v1/acknowledgements")
+        return _decoded(answer, Acknowledgements)
+
+    async def held_steps(self) -> frozenset[int]:
+        """The steps that the feed holds. Raises FeedCallFailed."""
+        answer = await self._get("/v1/steps")
+        return frozenset(held.step for held in _decoded(answer, _HeldSteps).steps)
+
+    async def end(self) -> None:
+        """No more steps will come. Raises FeedCallFailed."""
+        answer = await self._call("POST", "/v1/end")
+        if not answer.is_success:
+            raise FeedCallFailed(f"end: {answer.status_code} {_problem(answer).detail}")
+
+    async def _get(self, path: str) -> httpx.Response:
+        answer = await self._call("GET", path)
+        if not answer.is_success:
+            raise FeedCallFailed(f"{path}: {answer.status_code} {_problem(answer).detail}")
+        return answer
+
+    async def _call(
+        self, method: str, path: str, *, content: bytes = b"", content_type: str | None = None
+    ) -> httpx.Response:
+        headers = dict(self._headers)
+        if content_type:
+            headers["content-type"] = content_type
+        try:
+            return await self._http.request(
+                method, self._url + path, content=content, headers=headers
+            )
+        except httpx.HTTPError as exc:
+            raise FeedCallFailed(f"{method} {path}: {type(exc).__name__} {exc}") from exc
+
+
+def _decoded(answer: httpx.Response, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(answer.content, type=kind)
+    except msgspec.MsgspecError as exc:
+        raise FeedCallFailed(f"{answer.url.path}: {exc}") from exc
+
+
+def _problem(answer: httpx.Response) -> _ProblemBody:
+    try:
+        return msgspec.json.decode(answer.content, type=_ProblemBody)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return _ProblemBody(detail=answer.text[:DETAIL_CHARACTERS_MAX])
+
+
+def _retry_after_s(answer: httpx.Response) -> float:
+    value = answer.headers.get("retry-after", "")
+    return min(60.0, float(value)) if value.isdigit() else 1.0

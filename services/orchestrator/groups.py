@@ -1,0 +1,139 @@
+"""Groups of rollouts that share a prompt: who is a member, and when the group is complete. Pure.
+
+A group is complete when all ``size`` members have ended. Failed, aborted, expired and cancelled
+members leave it: the mean is over what was delivered. Until then a member that failed may be
+replaced by another rollout. A member that never took a lease counts as failed when the group is
+closed by its deadline.
+"""
+
+from dataclasses import dataclass, field
+
+from sideband.batch.advantages import group_advantages
+from sideband.ids import GroupId, RolloutId
+
+from services.orchestrator.errors import GroupClosed, GroupConflict, GroupFull
+
+
+@dataclass(slots=True)
+class _Member:
+    index: int  # of dispatch
+    is_open: bool = True
+    reward: float | None = None  # None: none given, or it failed
+    is_delivered: bool = False
+
+
+@dataclass(slots=True)
+class _Group:
+    size: int
+    touched_s: float
+    members: dict[RolloutId, _Member] = field(default_factory=dict)
+
+    @property
+    def open_count(self) -> int:
+        return sum(member.is_open for member in self.members.values())
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.members) == self.size and self.open_count == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupResult:
+    """A closed group: the advantage of each rewarded member, in dispatch order."""
+
+    group_id: GroupId
+    advantages: dict[RolloutId, float]
+    missing: int  # members that delivered nothing
+
+
+class Groups:
+    """Open groups. Closed ones are forgotten, but their ids stay closed."""
+
+    def __init__(self, *, closed_max: int) -> None:
+        self._groups: dict[GroupId, _Group] = {}
+        self._closed: dict[GroupId, None] = {}
+        self._closed_max = closed_max
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def join(
+        self, group_id: GroupId, *, size: int, rollout_id: RolloutId, index: int, now_s: float
+    ) -> None:
+        """A new member. Raises GroupClosed, GroupConflict (another size), GroupFull."""
+        if group_id in self._closed:
+            raise GroupClosed(group_id)
+        group = self._groups.get(group_id) or _Group(size=size, touched_s=now_s)
+        if group.size != size:
+            raise GroupConflict(group_id, known=group.size, given=size)
+        if len(group.members) == size:
+            failed = [
+                name
+                for name, member in group.members.items()
+                if not member.is_open and not member.is_delivered
+            ]
+            if not failed:
+                raise GroupFull(group_id, size=size)
+            del group.members[failed[0]]
+        group.members[rollout_id] = _Member(index)
+        group.touched_s = now_s
+        self._groups[group_id] = group
+
+    def deliver(
+        self, group_id: GroupId, rollout_id: RolloutId, *, reward: float | None, now_s: float
+    ) -> GroupResult | None:
+        """A member has delivered. The result when that completes the group."""
+        return self._end(group_id, rollout_id, reward=reward, is_delivered=True, now_s=now_s)
+
+    def fail(self, group_id: GroupId, rollout_id: RolloutId, *, now_s: float) -> GroupResult | None:
+        """A member leaves without a reward. The result when that completes the group."""
+        return self._end(group_id, rollout_id, reward=None, is_delivered=False, now_s=now_s)
+
+    def _end(
+        self,
+        group_id: GroupId,
+        rollout_id: RolloutId,
+        *,
+        reward: float | None,
+        is_delivered: bool,
+        now_s: float,
+    ) -> GroupResult | None:
+        group = self._groups.get(group_id)
+        member = group.members.get(rollout_id) if group else None
+        if group is None or member is None or not member.is_open:
+            return None  # the group was closed, or the member replaced, before
+        member.is_open, member.reward, member.is_delivered = False, reward, is_delivered
+        group.touched_s = now_s
+        return self.close(group_id) if group.is_complete else None
+
+    def withdraw(self, group_id: GroupId, rollout_id: RolloutId) -> None:
+        """A delivered member leaves an open group, and its reward with it."""
+        group = self._groups.get(group_id)
+        member = group.members.get(rollout_id) if group else None
+        if member is not None:
+            member.reward, member.is_delivered = None, False
+
+    def overdue(self, *, now_s: float, timeout_s: float) -> list[GroupId]:
+        """Groups that nobody works on and that nobody joined for ``timeout_s``."""
+        return [
+            group_id
+            for group_id, group in self._groups.items()
+            if group.open_count == 0 and now_s - group.touched_s >= timeout_s
+        ]
+
+    def close(self, group_id: GroupId) -> GroupResult:
+        """Close the group over what was delivered; members still open count as failed."""
+        group = self._groups.pop(group_id)
+        self._closed[group_id] = None
+        while len(self._closed) > self._closed_max:
+            del self._closed[next(iter(self._closed))]
+        members = sorted(group.members.items(), key=lambda item: item[1].index)
+        rewarded = [(name, member.reward) for name, member in members if member.reward is not None]
+        rewards = [reward for _, reward in rewarded]
+        values = group_advantages(rewards).tolist() if rewards else []
+        delivered = sum(member.is_delivered for _, member in members)
+        return GroupResult(
+            group_id=group_id,
+            advantages={name: value for (name, _), value in zip(rewarded, values, strict=True)},
+            missing=group.size - delivered,
+        )

@@ -1,0 +1,22 @@
+"""Bounds of the orchestrator that no setting changes. Counts, bytes and seconds."""
+
+from typing import Final
+
+TURNS_MAX: Final = 4096  # of one rollout; the longest public agent traces have hundreds
+SEGMENTS_PER_TURN_MAX: Final = 8192  # a gap splits a segment; this many gaps is a broken engine
+TOKENS_PER_TURN_MAX: Final = 1 << 24
+GROUP_SIZE_MAX: Final = 4096
+CHOICES_MAX: Final = 4096
+REWARD_MAX: Final = 1e30  # differences of rewards must stay finite in float32
+DETAIL_CHARACTERS_MAX: Final = 500  # of a reason that is kept
+DECODE_INLINE_BYTES_MAX: Final = 64 << 10  # larger bodies are decoded off the event loop
+LIST_ITEMS_MAX: Final = 1000  # of one admin answer
+SWEEP_FILES_SHOWN_MAX: Final = 1000
+
+FILE_THREADS: Final = 16
+DELETE_WORKERS: Final = 4  # unlink on a shared filesystem is a round trip; more would crowd it
+DELETE_ATTEMPTS_MAX: Final = 5
+DISCARD_ATTEMPTS_MAX: Final = 3
+RETRY_WAIT_S_MAX: Final = 5.0
+
+assert SEGMENTS_PER_TURN_MAX * TURNS_MAX < 1 << 31, "counts travel as int32"

@@ -1,0 +1,173 @@
+"""What the orchestrator knows: leases, rollouts, steps, and what changes of them. Pure data.
+
+A change is what one decision did. The service makes it durable in the ledger, and only then acts
+on it: answers, deletes, ships.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from sideband.batch.types import Sample
+from sideband.ids import GroupId, LeaseId, RolloutId, SessionId
+
+
+class LeaseState(StrEnum):
+    """Open, or how it ended."""
+
+    OPEN = "open"
+    DELIVERED = "delivered"
+    ABORTED = "aborted"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+
+class RolloutState(StrEnum):
+    """Waits for its group, is ready for a step, lies in one, was trained on, or was dropped."""
+
+    WAITING = "waiting"
+    READY = "ready"
+    PACKED = "packed"
+    TRAINED = "trained"
+    DROPPED = "dropped"
+
+
+class DropReason(StrEnum):
+    """Why a rollout, or what is left of it, will never train."""
+
+    FAILED = "failed"
+    ABORTED = "aborted"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    STALE = "stale"
+    REFUSED = "refused"
+    FILES_GONE = "files_gone"
+    NO_TRAINABLE_TOKENS = "no_trainable_tokens"
+    FILTERED = "filtered"
+    REMOVED = "removed"
+    NO_LEASE = "no_lease"
+    RUN_ENDED = "run_ended"
+
+
+class StepState(StrEnum):
+    """Built, taken by the feed, committed by every rank, or closed: its policy is applied."""
+
+    BUILT = "built"
+    SHIPPED = "shipped"
+    ACKNOWLEDGED = "acknowledged"
+    CLOSED = "closed"
+
+
+HELD_STATES: Final = frozenset({RolloutState.WAITING, RolloutState.READY})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Permission to run one rollout with policy version k. ``index`` counts dispatches from 0."""
+
+    lease_id: LeaseId
+    rollout_id: RolloutId
+    group_id: GroupId
+    group_size: int
+    env_name: str
+    session_id: SessionId | None
+    policy_version: int
+    index: int
+    taken_s: float
+    deadline_s: float
+    state: LeaseState = LeaseState.OPEN
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """What was counted while the samples of one rollout (or one step) were made."""
+
+    samples: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    routing_positions: int = 0  # that must have a row
+    routing_rows: int = 0  # that have one
+    mask_positions: int = 0  # trained tokens whose sampling cut the vocabulary
+    mask_rows: int = 0  # of these, with a kept set
+    samples_with_holes: int = 0
+    samples_truncated: int = 0
+    samples_untrainable: int = 0
+    rows_invalid: int = 0
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(
+            **{name: getattr(self, name) + getattr(other, name) for name in Tally.__slots__}
+        )
+
+    @property
+    def routing_valid_fraction(self) -> float:
+        """Positions with a routing row among those that must have one; 1 when none must."""
+        return self.routing_rows / self.routing_positions if self.routing_positions else 1.0
+
+    @property
+    def mask_valid_fraction(self) -> float:
+        """Trained tokens with a kept set among those that must have one; 1 when none must."""
+        return self.mask_rows / self.mask_positions if self.mask_positions else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rollout:
+    """One delivered rollout. ``samples`` are held until its step is built, then let go."""
+
+    rollout_id: RolloutId
+    group_id: GroupId
+    policy_version: int
+    index: int
+    digest: str
+    state: RolloutState
+    reward: float | None = None
+    samples: tuple[Sample, ...] = ()
+    files: frozenset[str] = frozenset()
+    tally: Tally = field(default_factory=Tally)
+    reason: DropReason | None = None
+    detail: str = ""
+    refusal: str | None = None  # the problem code of a body that was refused
+    step: int | None = None
+    ready_index: int | None = None  # counts rollouts that became ready, in order of arrival
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepRecord:
+    """One built step. ``body`` is what the feed gets; it is held until every rank committed."""
+
+    step: int
+    state: StepState
+    rollout_ids: tuple[RolloutId, ...]
+    files: frozenset[str]
+    digest: str
+    body: bytes
+    size_bytes: int
+    micro_batches: int
+    tally: Tally
+    built_s: float
+    acknowledged_s: float | None = None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Change:
+    """What one decision changed, and what must be done once that is durable."""
+
+    leases: list[Lease] = field(default_factory=list)
+    rollouts: list[Rollout] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
+    bodies: dict[RolloutId, bytes] = field(default_factory=dict)  # of rollouts now collected
+    policy_version: int | None = None
+    phase: str | None = None
+    delete_files: list[str] = field(default_factory=list)
+    discard_sessions: list[SessionId] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.leases
+            or self.rollouts
+            or self.steps
+            or self.delete_files
+            or self.policy_version is not None
+            or self.phase
+        )

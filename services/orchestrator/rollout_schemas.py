@@ -1,0 +1,199 @@
+"""The JSON form of a delivered rollout: the fields of ``wire.py``, with lists in place of bytes."""
+
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+from sideband.ids import ID_PATTERN
+from sideband.model import ModelShape
+from sideband.segments import PayloadSegment
+
+from services.orchestrator.limits import CHOICES_MAX, TURNS_MAX
+from services.orchestrator.wire import RolloutWire, TurnWire
+
+Id = Annotated[str, Field(pattern=ID_PATTERN)]
+Int32 = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
+Int63 = Annotated[int, Field(ge=-(1 << 62), lt=1 << 62)]
+
+
+class Closed(BaseModel):
+    """A request: unknown members are refused, numbers are not made of strings."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class SegmentBody(Closed):
+    """Rows of one field in one payload file, as the engine's answer named them."""
+
+    field: Literal["routed_experts", "sampling_mask"] = Field(
+        description="What the rows are.", examples=["routed_experts"]
+    )
+    file: str = Field(
+        max_length=1024,
+        description="Relative to the payload root.",
+        examples=["v3/run/a1/g7.r0.t0-0123456789abcdef.sbp"],
+    )
+    offset: Int63 = Field(description="Byte offset of the field's section.", examples=[4096])
+    row: Int63 = Field(description="First row within the section.", examples=[0])
+    pos: Int63 = Field(description="Sequence position of that row.", examples=[0])
+    rows: Int63 = Field(description="Number of rows.", examples=[127])
+    dtype: Literal["uint8", "uint16", "int32", "float32"] = Field(
+        description="Of one element.", examples=["uint8"]
+    )
+    shape: list[Int63] = Field(
+        max_length=4,
+        description="Of one row: (layers, top-k), or (vocab_size,).",
+        examples=[[48, 8]],
+    )
+
+    def to_wire(self) -> PayloadSegment:
+        """The segment, not yet checked."""
+        return PayloadSegment(**{**self.model_dump(), "shape": tuple(self.shape)})
+
+
+class ModelBody(Closed):
+    """The model fingerprint of an engine."""
+
+    num_layers: int = Field(description="Decoder layers.", examples=[48])
+    layer_ids: list[int] = Field(
+        max_length=1024, description="Layers with a learned router.", examples=[[0, 1, 2]]
+    )
+    top_k: int = Field(description="Experts per token.", examples=[8])
+    id_space: int = Field(description="Routed and zero-compute experts.", examples=[128])
+    vocab_size: int = Field(description="Size of the vocabulary.", examples=[151936])
+
+    def to_wire(self) -> ModelShape:
+        """The fingerprint."""
+        return ModelShape(**{**self.model_dump(), "layer_ids": tuple(self.layer_ids)})
+
+
+class TurnBody(Closed):
+    """One delivered request, in the order in which it was sent."""
+
+    request_id: Id = Field(description="The request's id.", examples=["g7.r0.t0"])
+    prompt_token_ids: list[Int32] = Field(description="The prompt.", examples=[[1, 2, 3]])
+    completion_token_ids: list[Int32] = Field(description="What was sampled.", examples=[[4, 5]])
+    logprobs: list[float] = Field(description="One per completion token.", examples=[[-0.5, -0.25]])
+    sampled: list[bool] | None = Field(
+        default=None,
+        description="False: this completion token must not train. Absent: all train.",
+        examples=[[True, True]],
+    )
+    temperature: float = Field(default=1.0, description="Of the sampling.", examples=[1.0])
+    top_p: float = Field(default=1.0, description="Below 1 masks are expected.", examples=[0.95])
+    top_k: Int32 | None = Field(default=None, description="If set, likewise.", examples=[50])
+    choice_count: int = Field(
+        default=1,
+        ge=1,
+        le=CHOICES_MAX,
+        description="n of the request: its file serves the rollouts of all its choices.",
+        examples=[1],
+    )
+    payload_segments: list[SegmentBody] | None = Field(
+        default=None, description="By handle: this choice's segments."
+    )
+    payload_model: ModelBody | None = Field(
+        default=None, description="By handle: the engine's model fingerprint."
+    )
+    routed_experts: str | None = Field(
+        default=None, description="Inline: base64 of an npy array.", examples=["k05VTVBZAQB2AA=="]
+    )
+    routed_layer_ids: list[Int32] | None = Field(
+        default=None, description="Inline: the layers of its columns; absent: all.", examples=[[1]]
+    )
+    routed_experts_prompt_start: int = Field(
+        default=0, ge=0, description="Inline: prompt rows that were not asked for.", examples=[0]
+    )
+    sampling_mask: list[list[Int32]] | None = Field(
+        default=None,
+        description="Inline: kept ids per completion token, ascending.",
+        examples=[[[4, 9], [5]]],
+    )
+    weight_versions: list[Int32] | None = Field(
+        default=None, description="Policy version per completion token.", examples=[[3, 3]]
+    )
+    advantages: list[float] | None = Field(
+        default=None, description="Per completion token.", examples=[[0.5, 0.5]]
+    )
+
+    def to_wire(self) -> TurnWire:
+        """The binary form's struct."""
+        return TurnWire(
+            request_id=self.request_id,
+            prompt_token_ids=_int32(self.prompt_token_ids),
+            completion_token_ids=_int32(self.completion_token_ids),
+            logprobs=_float32(self.logprobs),
+            sampled=None if self.sampled is None else bytes(self.sampled),
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            choice_count=self.choice_count,
+            payload_segments=None
+            if self.payload_segments is None
+            else [segment.to_wire() for segment in self.payload_segments],
+            payload_model=None if self.payload_model is None else self.payload_model.to_wire(),
+            routed_experts=self.routed_experts,
+            routed_layer_ids=self.routed_layer_ids,
+            routed_experts_prompt_start=self.routed_experts_prompt_start,
+            sampling_mask=self.sampling_mask,
+            weight_versions=None if self.weight_versions is None else _int32(self.weight_versions),
+            advantages=None if self.advantages is None else _float32(self.advantages),
+        )
+
+
+class RolloutBody(Closed):
+    """A finished rollout."""
+
+    rollout_id: Id = Field(description="As in its lease.", examples=["g7.r0"])
+    status: Literal["completed", "failed", "aborted", "cancelled"] = Field(
+        description="Only a completed one trains; the others' files are deleted.",
+        examples=["completed"],
+    )
+    reward: float | None = Field(
+        default=None, description="For the group-relative advantage.", examples=[1.0]
+    )
+    advantage: float | None = Field(
+        default=None, description="In place of the group's, if the client knows it.", examples=[0.5]
+    )
+    turns: list[TurnBody] = Field(
+        default=[], max_length=TURNS_MAX, description="Its requests, in order."
+    )
+
+    def to_wire(self) -> RolloutWire:
+        """The binary form's struct."""
+        return RolloutWire(
+            rollout_id=self.rollout_id,
+            status=self.status,
+            reward=self.reward,
+            advantage=self.advantage,
+            turns=[turn.to_wire() for turn in self.turns],
+        )
+
+
+def _int32(values: list[int]) -> bytes:
+    return np.array(values, "<i4").tobytes()
+
+
+def _float32(values: list[float]) -> bytes:
+    with np.errstate(over="ignore"):  # becomes infinite, and is refused as not finite
+        column: NDArray[np.float32] = np.array(values, "<f4")
+    return column.tobytes()
+
+
+def inlined_schema() -> dict[str, Any]:
+    """The JSON schema of ``RolloutBody`` without references, for the OpenAPI document."""
+    schema = RolloutBody.model_json_schema()
+    definitions: dict[str, Any] = schema.pop("$defs")
+
+    def resolve(node: Any) -> Any:
+        if isinstance(node, dict):
+            if "$ref" in node:
+                name = node["$ref"].rsplit("/", 1)[1]
+                rest = {key: value for key, value in node.items() if key != "$ref"}
+                return {**resolve(definitions[name]), **rest}
+            return {key: resolve(value) for key, value in node.items()}
+        return [resolve(item) for item in node] if isinstance(node, list) else node
+
+    resolved: dict[str, Any] = resolve(schema)
+    return resolved

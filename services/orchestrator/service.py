@@ -1,0 +1,284 @@
+"""What the orchestrator does: decides on the book, commits, and only then acts.
+
+Every public method is one decision or one read. Effects (deletions, discarded sessions, metrics)
+follow the commit; loops in ``loops.py`` build, ship and poll. All methods run on one event loop;
+between two awaits nobody else changes the book.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+from sideband.batch.packing import PackingPlan
+from sideband.ids import LeaseId, RolloutId, SessionId
+from sideband.model import ModelShape
+from sideband.segments import PayloadSegment
+
+from services.kit.problems import Problem
+from services.orchestrator import collecting, ending, leasing, stepping
+from services.orchestrator.book import Book
+from services.orchestrator.collecting import Delivery
+from services.orchestrator.config import OrchestratorSettings
+from services.orchestrator.errors import (
+    REFUSALS,
+    RETRY_SOON,
+    NoPayloadRoot,
+    RolloutRefused,
+    RolloutUnknown,
+    TooManyRollouts,
+)
+from services.orchestrator.files import Files, FilesGone
+from services.orchestrator.intake import IntakeRules, read, refused
+from services.orchestrator.leasing import LeaseRequest
+from services.orchestrator.ledger import Ledger
+from services.orchestrator.lifecycle import Phase, Run
+from services.orchestrator.limits import DECODE_INLINE_BYTES_MAX
+from services.orchestrator.metrics import Metrics
+from services.orchestrator.records import Change, DropReason, Lease, LeaseState, Rollout
+from services.orchestrator.sweep import SweepRules, VersionPlan, orphaned_versions
+from services.orchestrator.wire import RolloutWire
+
+log = structlog.get_logger(__name__)
+
+
+class Orchestrator:
+    """One run."""
+
+    def __init__(
+        self,
+        settings: OrchestratorSettings,
+        *,
+        model: ModelShape | None,
+        ledger: Ledger,
+        files: Files | None,
+        metrics: Metrics,
+        clock_s: Callable[[], float] = time.time,
+    ) -> None:
+        self.settings, self.model, self.files, self.metrics = settings, model, files, metrics
+        self.book = Book(settings.rules())
+        self.plan: PackingPlan = settings.packing_plan()
+        self.sessions: asyncio.Queue[SessionId] = asyncio.Queue()  # to be discarded
+        self.to_build = asyncio.Event()  # something may be ready to be built
+        self.to_ship = asyncio.Event()  # something may be ready to be shipped
+        self.pushes = 0  # of the policy version, so that an older answer to a poll is known
+        self.clock_s = clock_s
+        self._ledger = ledger
+        self._has_warned_of_masks = False
+        self._intake = IntakeRules(
+            run_id=self.book.rules.run_id,
+            model=model,
+            has_root=files is not None,
+            seq_len=settings.seq_len,
+            keep_rows_around_holes=settings.keep_rows_around_holes,
+            strict_masks=settings.strict_masks,
+        )
+
+    async def commit(self, change: Change) -> None:
+        """Make a change durable, then let its effects out."""
+        if not change:
+            return
+        await self._ledger.commit(change)
+        self.metrics.observe(change)
+        if self.files is not None:
+            self.files.delete(change.delete_files)
+        for session_id in change.discard_sessions:
+            self.sessions.put_nowait(session_id)
+        if change.phase is not None:
+            emit = log.error if change.phase == Phase.STOPPED.value else log.info
+            emit("phase_entered", phase=change.phase, reason=self.book.run.reason)
+        self.to_build.set()
+        self.to_ship.set()
+
+    async def take_lease(self, asked: LeaseRequest) -> Lease:
+        """A lease for one rollout; raises what ``leasing.take`` raises."""
+        change, lease_id = Change(), LeaseId(secrets.token_hex(12))
+        lease = leasing.take(self.book, change, asked, lease_id, self.clock_s())
+        await self.commit(change)
+        if change:
+            self.metrics.leases_total.labels(lease.state.value).inc()
+        return lease
+
+    async def renew_lease(self, lease_id: LeaseId, files: list[str]) -> Lease:
+        """A later deadline; ``files`` are held for the lease."""
+        change = Change()
+        lease = leasing.renew(self.book, change, lease_id, files, self.clock_s())
+        await self.commit(change)
+        return lease
+
+    async def abort_lease(self, lease_id: LeaseId) -> Lease:
+        """The client gives the rollout up."""
+        change = Change()
+        lease = leasing.abort(self.book, change, lease_id, self.clock_s())
+        await self.commit(change)
+        return lease
+
+    async def deliver(self, wire: RolloutWire, size_bytes: int) -> Rollout:
+        """Take a finished rollout in. Idempotent by id and content.
+
+        Raises RolloutRefused, RolloutConflict, LeaseUnknown, TooManyRollouts.
+        """
+        lease = self.book.lease_of_rollout(RolloutId(wire.rollout_id))
+        is_open = lease is not None and lease.state is LeaseState.OPEN
+        if is_open and len(self.book.held) >= self.book.rules.rollouts_held_max:
+            raise TooManyRollouts("The trainer is behind.", headers=RETRY_SOON)
+        reading = lease if is_open else None
+        if size_bytes <= DECODE_INLINE_BYTES_MAX:
+            delivery = read(wire, reading, self._intake)
+        else:
+            delivery = await asyncio.to_thread(read, wire, reading, self._intake)
+        if collecting.known(self.book, delivery.rollout_id, delivery.digest) is None:
+            delivery = await self._with_files_checked(delivery)
+        change = Change()
+        before = collecting.known(self.book, delivery.rollout_id, delivery.digest)
+        outcome = collecting.deliver(self.book, change, delivery, self.clock_s())
+        await self.commit(change)
+        if isinstance(outcome, Problem):
+            raise outcome
+        if before is None:
+            self.metrics.delivered(outcome)
+            self._log_delivery(outcome)
+        if outcome.refusal is not None:
+            raise REFUSALS[outcome.refusal](outcome.detail, rollout_id=outcome.rollout_id)
+        return outcome
+
+    async def _with_files_checked(self, delivery: Delivery) -> Delivery:
+        if self.files is None or not self.settings.check_files or not delivery.samples:
+            return delivery
+        segments = [
+            segment
+            for sample in delivery.samples
+            for segment in sample.segments
+            if isinstance(segment, PayloadSegment)
+            # What retention gave up is told from memory; it must not be waited for.
+            and not self.book.retention.is_given_up(segment.file)
+        ]
+        try:
+            await self.files.check(segments, wait_s=self.settings.file_wait_s)
+        except FilesGone as exc:
+            return replace(
+                delivery,
+                drop=DropReason.FILES_GONE,
+                detail=str(exc),
+                samples=(),
+                files_trained=frozenset(),
+            )
+        except RolloutRefused as refusal:
+            return refused(delivery, refusal)
+        return delivery
+
+    def _log_delivery(self, rollout: Rollout) -> None:
+        tally = rollout.tally
+        facts = {
+            "rollout_id": rollout.rollout_id,
+            "state": rollout.state.value,
+            "samples": tally.samples,
+        }
+        if rollout.reason is not None:
+            log.info("rollout_dropped", reason=rollout.reason, detail=rollout.detail, **facts)
+        else:
+            log.debug("rollout_collected", **facts)
+        if tally.samples_with_holes:
+            missing = tally.routing_positions - tally.routing_rows
+            log.warning("routing_has_holes", rows_missing=missing, **facts)
+        if tally.mask_rows < tally.mask_positions and not self._has_warned_of_masks:
+            self._has_warned_of_masks = True  # the metric counts every one
+            log.warning(
+                "sampling_masks_missing", tokens=tally.mask_positions - tally.mask_rows, **facts
+            )
+
+    async def drop_rollout(self, rollout_id: RolloutId) -> Rollout:
+        """An operator drops a held rollout. Raises RolloutUnknown, RolloutInStep."""
+        change = Change()
+        rollout = collecting.remove(self.book, change, rollout_id)
+        await self.commit(change)
+        return rollout
+
+    def rollout(self, rollout_id: RolloutId) -> Rollout:
+        """Raises RolloutUnknown."""
+        rollout = self.book.rollouts.get(rollout_id)
+        if rollout is None:
+            raise RolloutUnknown(f"No rollout {rollout_id}.", rollout_id=rollout_id)
+        return rollout
+
+    async def set_policy_version(self, policy_version: int) -> None:
+        """What every serving engine has applied at least."""
+        change = Change()
+        stepping.apply_policy(self.book, change, policy_version)
+        await self.commit(change)
+
+    async def acknowledge(self, committed_step: int) -> None:
+        """Every global rank has committed every step up to this one."""
+        change = Change()
+        stepping.acknowledge(self.book, change, committed_step, self.clock_s())
+        await self.commit(change)
+
+    async def tick(self) -> None:
+        """Whatever time alone decides."""
+        change = Change()
+        ending.tick(self.book, change, self.clock_s())
+        await self.commit(change)
+
+    async def pause(self) -> Run:
+        """No new leases."""
+        return await self._enter(self.book.run.paused())
+
+    async def resume(self) -> Run:
+        """Leases again. Raises RunStopped or RunEnded after a terminal phase."""
+        if self.book.run.is_terminal:
+            problem = self.book.run.lease_problem()
+            assert problem is not None, "a terminal run gives no lease"
+            raise problem
+        return await self._enter(self.book.run.resumed())
+
+    async def drain(self, *, leases_s: float | None, deadline_s: float | None) -> Run:
+        """Take no new rollouts and end; both times are from now."""
+        now_s = self.clock_s()
+        leases_s = self.settings.drain_leases_s if leases_s is None else leases_s
+        deadline_s = self.settings.drain_deadline_s if deadline_s is None else deadline_s
+        run = self.book.run.draining(
+            leases_until_s=now_s + leases_s, drain_until_s=now_s + deadline_s
+        )
+        await self._enter(run)
+        await self.tick()
+        return self.book.run
+
+    async def stop(self, reason: str) -> None:
+        """A fault ends the run; what was collected stays where it is."""
+        await self._enter(self.book.run.stopped(reason))
+
+    async def _enter(self, run: Run) -> Run:
+        change = Change()
+        ending.set_run(self.book, change, run, self.clock_s())
+        await self.commit(change)
+        return self.book.run
+
+    async def sweep(self, *, dry_run: bool) -> list[VersionPlan]:
+        """Retention rule 3, now. Raises NoPayloadRoot."""
+        if self.files is None:
+            raise NoPayloadRoot("The run has no payload root.")
+        versions = await self.files.call(self.files.root.versions)
+        plans = []
+        for version in orphaned_versions(versions, self.sweep_rules()):
+            plan = await self.files.call(self.files.list_version, version, self._is_held)
+            plans.append(plan)
+            # While files were listed nothing new can have come to refer to them: a version is
+            # this old only when no lease for it is open, and none is given any more.
+            if not dry_run and version < self.sweep_rules().keep_from:
+                await self.files.sweep_version(plan)
+                if plan.is_whole:
+                    self.book.retention.forget(version)
+        return plans
+
+    def sweep_rules(self) -> SweepRules:
+        """What decides which versions are orphaned, at this moment."""
+        return SweepRules(
+            step=self.book.next_step - 1,
+            max_off_policy_steps=self.book.rules.max_off_policy_steps,
+            oldest_live=self.book.oldest_live(),
+        )
+
+    def _is_held(self, file: str) -> bool:
+        return bool(self.book.retention.why(file))
