@@ -181,6 +181,8 @@ class Delivery:
 
     def waiting_for(self) -> tuple[int, ...]:
         """The ranks that hold the others up: absent ones, else those that have read least."""
+        if self.is_drained:
+            return ()
         absent = tuple(
             index for index in range(self.plan.rank_count) if not self._is_present(index)
         )

@@ -65,16 +65,16 @@ class FeedServer:
         self._observer = observer or FeedObserver()
         self._answerer = Answerer(delivery, self._observer)
         self._steps: dict[int, Step] = {}
-        self._wake = asyncio.Event()
-        self._context = zmq.asyncio.Context()
-        self._router: zmq.asyncio.Socket = self._context.socket(zmq.ROUTER)
+        self._wake, self._drained = asyncio.Event(), asyncio.Event()
         self.bound_endpoint = ""
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator["FeedServer"]:
         """Bound and running inside; stopped and closed after. Once."""
-        self._bind()
+        context = zmq.asyncio.Context()
+        self._router: zmq.asyncio.Socket = context.socket(zmq.ROUTER)
         try:
+            self._bind()
             async with asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(self._receive_all()),
@@ -88,7 +88,7 @@ class FeedServer:
                         task.cancel()
         finally:
             self._router.close(linger=CLOSE_LINGER_MS)
-            await asyncio.to_thread(self._context.term)
+            await asyncio.to_thread(context.term)
 
     def _bind(self) -> None:
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a lost message is an error, not silence
@@ -128,7 +128,15 @@ class FeedServer:
     def end(self) -> None:
         """No more steps: ranks get END after the last. Idempotent."""
         self.delivery.held.is_ended = True
+        self._forget()
         self.wake()
+
+    async def drained(self, *, timeout_s: float) -> bool:
+        """Wait until the feed has ended and every rank has committed everything."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._drained.wait()
+        return self.delivery.is_drained
 
     def pause(self, *, is_paused: bool) -> None:
         """Take and send nothing while paused; what is on the way arrives, commits count."""
@@ -168,6 +176,8 @@ class FeedServer:
         for step in self.delivery.forget():
             del self._steps[step]
             self._observer.step_committed(step)
+        if self.delivery.is_drained:
+            self._drained.set()
 
     async def _send_all(self) -> None:
         while True:

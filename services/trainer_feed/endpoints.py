@@ -1,0 +1,147 @@
+"""Routes of the feed: steps in, acknowledgements out, ranks and admin."""
+
+import asyncio
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from sideband.feed.codec import STEP_CONTENT_TYPE
+from sideband.feed.limits import STEP_MAX
+
+from services.kit.problems import responses
+from services.trainer_feed.errors import (
+    FeedBusy,
+    StepConflicts,
+    StepMalformed,
+    UnknownStep,
+    WrongContentType,
+    as_problems,
+)
+from services.trainer_feed.schemas import (
+    Acknowledgements,
+    FeedView,
+    RanksView,
+    StepReceipt,
+    StepsView,
+    StepView,
+)
+from services.trainer_feed.service import FeedService
+
+router = APIRouter()
+
+STEP_BODY: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "description": "The step as docs/feed-protocol.md section 2 lays it out.",
+        "content": {STEP_CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+
+
+async def _service(request: Request) -> FeedService:
+    service = request.app.state.service
+    assert isinstance(service, FeedService), "the lifespan builds the service"
+    return service
+
+
+ServiceDep = Annotated[FeedService, Depends(_service)]
+StepPath = Annotated[int, Path(ge=1, le=STEP_MAX, description="The step.", examples=[12])]
+
+
+@router.put(
+    "/v1/steps/{step}",
+    tags=["steps"],
+    summary="Hand a step over",
+    status_code=201,
+    openapi_extra=STEP_BODY,
+    responses={
+        200: {"model": StepReceipt, "description": "It was taken before, with the same content."},
+        **responses(WrongContentType, StepMalformed, StepConflicts, FeedBusy),
+    },
+)
+async def put_step(
+    step: StepPath, request: Request, response: Response, service: ServiceDep
+) -> StepReceipt:
+    """Steps come one by one. Idempotent: repeat it until it succeeds. The feed holds a step in
+    memory until every rank has committed it.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != STEP_CONTENT_TYPE:
+        raise WrongContentType(f"The body is {kind or 'nothing'}, must be {STEP_CONTENT_TYPE}.")
+    parts = [part async for part in request.stream()]
+    body = await asyncio.to_thread(b"".join, parts)  # up to a gigabyte: not on the loop
+    with as_problems():
+        receipt = await service.put(body, step=step)
+    response.status_code = 201 if receipt.is_new else 200
+    return StepReceipt(
+        step=receipt.step,
+        digest=receipt.digest,
+        micro_batch_count=receipt.micro_batch_count,
+        is_new=receipt.is_new,
+    )
+
+
+@router.get("/v1/steps", tags=["steps"], summary="Held steps", responses=responses())
+async def list_steps(service: ServiceDep) -> StepsView:
+    """Steps that some rank has not committed, ascending."""
+    return service.steps()
+
+
+@router.get(
+    "/v1/steps/{step}", tags=["steps"], summary="One held step", responses=responses(UnknownStep)
+)
+async def show_step(step: StepPath, service: ServiceDep) -> StepView:
+    """Who has not committed it."""
+    return service.step(step)
+
+
+@router.get(
+    "/v1/acknowledgements",
+    tags=["steps"],
+    summary="What the ranks have committed",
+    responses=responses(),
+)
+async def acknowledgements(service: ServiceDep) -> Acknowledgements:
+    """Files of committed steps are no longer read by any rank."""
+    return service.acknowledgements()
+
+
+@router.post("/v1/end", tags=["steps"], summary="No more steps will come", responses=responses())
+async def end(service: ServiceDep) -> FeedView:
+    """Ranks stop iterating after the last step. Idempotent."""
+    return service.end()
+
+
+@router.get("/v1/ranks", tags=["admin"], summary="Ranks and what each has", responses=responses())
+async def list_ranks(service: ServiceDep) -> RanksView:
+    """Absent ranks too: a dead one is named here."""
+    return service.ranks()
+
+
+@router.post(
+    "/v1/admin/pause", tags=["admin"], summary="Take and send nothing", responses=responses()
+)
+async def pause(service: ServiceDep) -> FeedView:
+    """What is on the way arrives; commits count."""
+    return service.pause(is_paused=True)
+
+
+@router.post("/v1/admin/resume", tags=["admin"], summary="Go on", responses=responses())
+async def resume(service: ServiceDep) -> FeedView:
+    """Ends a pause."""
+    return service.pause(is_paused=False)
+
+
+@router.post(
+    "/v1/admin/drain",
+    tags=["admin"],
+    summary="End, and wait until everything is committed",
+    responses=responses(),
+)
+async def drain(
+    service: ServiceDep,
+    timeout_s: Annotated[
+        float, Query(ge=0, le=3600, description="Longest wait.", examples=[30.0])
+    ] = 30.0,
+) -> FeedView:
+    """Returns at the deadline at the latest; `waiting_for` names the ranks that are missing."""
+    return await service.drain(timeout_s=timeout_s)

@@ -1,0 +1,106 @@
+"""What the feed's routes say, for people and generated clients."""
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+FeedState = Literal["waiting_for_ranks", "streaming", "paused", "failed", "ending", "drained"]
+
+
+class StepReceipt(BaseModel):
+    """The feed holds the step until every rank has committed it."""
+
+    step: int = Field(description="The step.", examples=[12])
+    digest: str = Field(description="sha256 of the body.", examples=["9f86d081884c7d65"])
+    micro_batch_count: int = Field(description="Micro batches of each data rank.", examples=[8])
+    is_new: bool = Field(description="False for a repeat of what was taken.", examples=[True])
+
+
+class StepView(BaseModel):
+    """A held step and who has not committed it."""
+
+    step: int = Field(description="The step.", examples=[12])
+    micro_batch_count: int = Field(description="Micro batches of each data rank.", examples=[8])
+    digest: str = Field(description="sha256 of the body.", examples=["9f86d081884c7d65"])
+    uncommitted_ranks: list[int] = Field(
+        description="Global ranks that have not committed it, at most 1024.", examples=[[3]]
+    )
+
+
+class StepsView(BaseModel):
+    """Held steps, ascending."""
+
+    steps: list[StepView] = Field(description="Each held step.", examples=[[]])
+    last_step: int | None = Field(description="The last step taken.", examples=[12])
+    steps_held_max: int = Field(description="As many are held at most.", examples=[4])
+
+
+class RankView(BaseModel):
+    """One global rank."""
+
+    global_rank: int = Field(description="The trainer process.", examples=[3])
+    is_connected: bool = Field(description="Whether it is there now.", examples=[True])
+    dp_rank: int | None = Field(description="Its data rank; none before a hello.", examples=[1])
+    cp_rank: int | None = Field(description="Its context-parallel rank.", examples=[1])
+    instance: str | None = Field(description="Which process it is.", examples=["1f0c"])
+    seen_s_ago: float | None = Field(description="Since its last message.", examples=[0.4])
+    delivered: tuple[int, int] | None = Field(
+        description="The place (step, index) that is sent to it next.", examples=[[12, 3]]
+    )
+    read: tuple[int, int] | None = Field(
+        description="The place before which it has read all its rows.", examples=[[12, 2]]
+    )
+    credit_left: int | None = Field(description="Micro batches that may be sent now.", examples=[2])
+    committed_step: int | None = Field(description="Its last commit.", examples=[11])
+
+
+class RanksView(BaseModel):
+    """All global ranks, absent ones too."""
+
+    ranks: list[RankView] = Field(description="By global rank.", examples=[[]])
+    expected: int = Field(description="Ranks that the barrier waits for.", examples=[4])
+    waiting_for: list[int] = Field(
+        description="Ranks that hold the others up, at most 1024.", examples=[[3]]
+    )
+    generation: int = Field(description="Grows with each failed step.", examples=[1])
+
+
+class FailureView(BaseModel):
+    """Why the ranks gave up; stands until all of them have come back."""
+
+    step: int = Field(description="The failed step.", examples=[12])
+    global_rank: int = Field(description="Who failed it.", examples=[3])
+    reason: str = Field(description="What it said.", examples=["rows could not be read"])
+
+
+class RankCommit(BaseModel):
+    """What one rank has committed."""
+
+    global_rank: int = Field(description="The trainer process.", examples=[3])
+    committed_step: int = Field(description="Its last commit.", examples=[11])
+
+
+class Acknowledgements(BaseModel):
+    """What all ranks have committed: files of these steps are no longer read."""
+
+    run_id: str = Field(description="The run.", examples=["run-2026-01"])
+    committed_step: int | None = Field(
+        description="Every global rank has committed it; none before the first step.",
+        examples=[11],
+    )
+    last_step: int | None = Field(description="The last step taken.", examples=[12])
+    ranks: list[RankCommit] = Field(description="Each rank that has committed.", examples=[[]])
+    failed: FailureView | None = Field(description="A failed step, if any.", examples=[None])
+
+
+class FeedView(BaseModel):
+    """Where the feed stands."""
+
+    state: FeedState = Field(description="What it does.", examples=["streaming"])
+    steps_held: list[int] = Field(description="Steps not committed by all.", examples=[[12]])
+    waiting_for: list[int] = Field(
+        description="Ranks that hold the others up, at most 1024.", examples=[[]]
+    )
+    is_complete: bool = Field(
+        description="After a drain: whether everything was committed in time.", examples=[True]
+    )
