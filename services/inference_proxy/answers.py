@@ -5,16 +5,17 @@ Errors: MalformedAnswer.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, get_args
 
 import msgspec
 from sideband.errors import InvalidInput, PayloadError
 from sideband.ids import RequestId, RunId
 from sideband.model import ModelShape
 from sideband.payload.paths import parse_path
-from sideband.segments import PayloadSegment, by_field, coverage
+from sideband.segments import Field, PayloadSegment, by_field, coverage
 
 Segments = tuple[PayloadSegment, ...]
+FIELDS: Final[tuple[Field, ...]] = get_args(Field)
 
 
 class MalformedAnswer(Exception):
@@ -133,7 +134,7 @@ def check_segments(segments: Segments, completion_tokens: int, expected: Expecte
         if not start <= segment.pos < segment.stop <= stop:
             rule = f"[{segment.pos}, {segment.stop}) must lie in [{start}, {stop})"
             raise MalformedAnswer(f"payload_segments.{segment.field}", rule)
-    for field in ("routed_experts", "sampling_mask"):
+    for field in FIELDS:
         own = by_field(segments, field)
         covered = sum(stop - start for start, stop in coverage(own))
         if covered != sum(segment.rows for segment in own):

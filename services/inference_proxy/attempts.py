@@ -7,9 +7,8 @@ so that only its own files are found.
 
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
 from sideband.ids import RequestId
@@ -23,7 +22,7 @@ from services.inference_proxy.janitor import Janitor
 from services.inference_proxy.offload import offload
 from services.inference_proxy.planning import Plan
 from services.inference_proxy.request_ids import AttemptIds, Leg
-from services.inference_proxy.upstream import EngineBroke, Reply, parsed
+from services.inference_proxy.upstream import EngineBroke, Reply, UpstreamError, parsed
 
 
 class MaskRefusal(Exception):
@@ -87,11 +86,7 @@ class Attempts:
             engine = self._choose(plan, role, avoid)
             body = self._body(plan, engine, ids, leg, prefill)
             stack = AsyncExitStack()
-            try:
-                reply = await stack.enter_async_context(self._open(plan, engine, leg, body))
-            except EngineBroke as exc:
-                self._raise_mask_refusal(plan, exc)
-                raise
+            reply = await stack.enter_async_context(self._open(plan, engine, leg, body))
             return Opened(
                 reply=reply,
                 stack=stack,
@@ -138,15 +133,11 @@ class Attempts:
         engine = self._choose(plan, role, avoid)
         body = self._body(plan, engine, ids, leg, prefill)
         expected = plan.expected(ids.of(leg))
-        try:
-            async with self._open(plan, engine, leg, body) as reply:
-                content = await reply.whole()
-                answer = await offload(
-                    lambda: read_answer(parsed(content), expected), size_bytes=len(content)
-                )
-        except EngineBroke as exc:
-            self._raise_mask_refusal(plan, exc)
-            raise
+        async with self._open(plan, engine, leg, body) as reply:
+            content = await reply.whole()
+        answer = await offload(
+            lambda: read_answer(parsed(content), expected), size_bytes=len(content)
+        )
         if leg == "prefill" and [len(c.token_ids) > 1 for c in answer.choices] != [False]:
             raise MalformedAnswer("choices", "must be one, of one token, in a prefill leg")
         return answer
@@ -170,18 +161,25 @@ class Attempts:
             return self._dialect.decode(plan.call.body, ask, prefill.body)
         return self._dialect.whole(plan.call.body, ask)
 
-    def _open(self, plan: Plan, engine: Engine, leg: Leg, body: Body) -> Any:
+    def _open(
+        self, plan: Plan, engine: Engine, leg: Leg, body: Body
+    ) -> AbstractAsyncContextManager[Reply]:
+        def reading(error: UpstreamError) -> Exception:
+            """vLLM says with a 500 that it cannot return masks for this sampling."""
+            if isinstance(error, EngineBroke) and self._dialect.is_mask_refusal(
+                plan.call.body, error.status, error.error
+            ):
+                return MaskRefusal(error.reason)
+            return error
+
         return self._calls.open(
             engine,
             self._dialect.generate_path,
             leg=leg,
             content=orjson.dumps(body),
             headers=plan.call.headers,
+            reading=reading,
         )
-
-    def _raise_mask_refusal(self, plan: Plan, error: EngineBroke) -> None:
-        if self._dialect.is_mask_refusal(plan.call.body, error.status, error.error):
-            raise MaskRefusal(error.reason) from error
 
     @contextmanager
     def _files_of(self, plan: Plan, ids: AttemptIds) -> Iterator[None]:

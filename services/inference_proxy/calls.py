@@ -1,7 +1,7 @@
 """Calls one engine for one leg of a request, and tells its health and the metrics how it went."""
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 
@@ -53,8 +53,13 @@ class EngineCalls:
         content: bytes | None,
         headers: Sequence[tuple[str, str]],
         method: str = "POST",
+        reading: Callable[[UpstreamError], Exception] | None = None,
     ) -> AsyncIterator[Reply]:
-        """A successful answer, held open. An UpstreamError inside the block counts too."""
+        """A successful answer, held open. An UpstreamError inside the block counts too.
+
+        ``reading`` may tell that an error is the request's fault and give the one to raise instead;
+        the engine is then not blamed.
+        """
         started_s = time.monotonic()
         outcome = "cancelled"
         try:
@@ -71,9 +76,12 @@ class EngineCalls:
             self._book.succeeded(engine)
             outcome = "ok"
         except UpstreamError as exc:
-            outcome = type(exc).__name__
-            self.failed(engine, exc)
-            raise
+            read = exc if reading is None else reading(exc)
+            outcome = type(read).__name__
+            if read is exc:
+                self.failed(engine, exc)
+                raise
+            raise read from exc
         finally:
             self._metrics.engine_in_flight.labels(engine.name).set(engine.in_flight)
             self._metrics.attempts_total.labels(engine.name, leg, outcome).inc()

@@ -103,7 +103,7 @@ class ProxySettings(ServiceSettings):
     probe_interval_s: float = Field(
         default=2.0, gt=0, description="Time between two health probes of an engine."
     )
-    probe_timeout_s: float = Field(default=2.0, gt=0, description="Deadline of a health probe.")
+    probe_timeout_s: float = Field(default=5.0, gt=0, description="Deadline of a health probe.")
     ejection_failures: int = Field(
         default=3, ge=1, description="Failures in a row that eject an engine."
     )

@@ -108,10 +108,20 @@ class EngineBook:
         self._advance()
         return before != "healthy" and engine.health.state == "healthy"
 
-    def failed(self, engine: Engine, reason: str, *, now_s: float, is_dead: bool = False) -> bool:
+    def failed(
+        self,
+        engine: Engine,
+        reason: str,
+        *,
+        now_s: float,
+        is_dead: bool = False,
+        is_probe: bool = False,
+    ) -> bool:
         """A request or a probe failed there. True when that ejected it."""
         before = engine.health.state
-        engine.health = engine.health.failed(reason, now_s=now_s, is_dead=is_dead)
+        engine.health = engine.health.failed(
+            reason, now_s=now_s, is_dead=is_dead, is_probe=is_probe
+        )
         is_ejected = before == "healthy" and engine.health.state == "ejected"
         engine.ejections_total += is_ejected
         self._advance()

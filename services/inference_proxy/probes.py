@@ -60,7 +60,9 @@ class Probes:
         except (UpstreamError, TimeoutError) as exc:
             reason = str(exc) or f"no answer to a probe within {self._timeout_s:g} s"
             is_dead = isinstance(exc, UpstreamError) and exc.is_dead
-            if self._book.failed(engine, reason, now_s=time.monotonic(), is_dead=is_dead):
+            if self._book.failed(
+                engine, reason, now_s=time.monotonic(), is_dead=is_dead, is_probe=True
+            ):
                 self._metrics.ejections_total.labels(engine.name).inc()
                 log.warning("engine_ejected", engine=engine.name, reason=reason)
         else:

@@ -69,6 +69,7 @@ class GenerateService:
     ) -> None:
         self._attempts, self._book, self._sessions = attempts, book, sessions
         self._root, self._gate, self._retries, self._metrics = root, gate, retries, metrics
+        self._has_warned = False
 
     def plan(self, call: Call) -> Plan:
         """Decide what to ask. Raises VersionChanged and RootNotReady."""
@@ -122,7 +123,8 @@ class GenerateService:
                 async with aclosing(self._relayed(relay, opened)) as parts:
                     async for part in parts:
                         yield part
-            is_delivered = relay.is_complete
+            is_discarded = plan.session is not None and plan.session.is_discarded
+            is_delivered = relay.is_complete and not is_discarded
         finally:
             if is_delivered:
                 self._count(plan, relay.form)
@@ -202,7 +204,9 @@ class GenerateService:
         self._metrics.generate_total.labels(plan.call.kind, "ok").inc()
         self._metrics.answers_total.labels(plan.call.kind, form).inc()
         if plan.run_id is not None and form == "inline":
-            log.warning("inline_instead_of_handle", kind=plan.call.kind)
+            if not self._has_warned:  # a server without the plugin: every answer will be so
+                log.warning("inline_instead_of_handle", request_id=plan.call.request_id)
+            self._has_warned = True
             self._metrics.inline_instead_of_handle_total.inc()
 
 

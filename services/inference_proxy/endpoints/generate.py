@@ -18,7 +18,7 @@ from services.inference_proxy.planning import Call, Plan
 from services.inference_proxy.refusals import Kind, check_generate
 from services.inference_proxy.request_ids import new_client_id
 from services.inference_proxy.schemas import GenerateAnswer, GenerateRequest
-from services.inference_proxy.wanted import ClientGone, while_wanted
+from services.inference_proxy.wanted import ClientGone, SessionDiscarded, while_wanted
 from services.kit.problems import Problem, responses
 
 router = APIRouter(tags=["inference"], route_class=OrjsonRoute)
@@ -123,6 +123,8 @@ async def _answered(request: Request, parts: Parts, plan: Plan, outcome: Outcome
         content = await offload(lambda: orjson.dumps(outcome.body), size_bytes=size_bytes)
         if await request.is_disconnected():
             raise ClientGone
+        if plan.session is not None and plan.session.is_discarded:
+            raise SessionDiscarded
         parts.generate.delivered(plan, outcome)
         is_delivered = True
     finally:

@@ -22,7 +22,7 @@ async def test_a_train_request_gets_a_payload_dir_and_answers_by_handle(tmp_path
         answer = (await proxy.generate(request_body(PROMPT))).json()
         seen = proxy.engines["e0"].requests[0]
         extra = seen["sampling_params"]["extra_args"]
-        assert extra["payload_dir"] == f"{tmp_path}/root/v3"
+        assert extra["payload_dir"] == str(tmp_path / "root" / "v3")
         assert extra["payload_run_id"] == "run-1"
         assert answer["request_id"] == "r1"
         assert answer["choices"][0]["token_ids"] == sampled(PROMPT, 4)
@@ -53,10 +53,10 @@ async def test_without_a_root_train_stays_inline() -> None:
 async def test_each_pool_gets_its_own_mount(tmp_path: Path) -> None:
     engine = StubEngine(by_handle=False)
     async with running({"e0": engine}, root=tmp_path / "root") as proxy:
-        proxy.parts.book.get("e0").payload_mount = "/mnt/shared/"
+        proxy.parts.book.get("e0").payload_mount = "/engines/payloads/"
         await proxy.generate(request_body(PROMPT), version="12")
         extra = engine.requests[0]["sampling_params"]["extra_args"]
-        assert extra["payload_dir"] == "/mnt/shared/v12"
+        assert extra["payload_dir"] == "/engines/payloads/v12"
 
 
 @pytest.mark.parametrize("obeys", [True, False])

@@ -43,6 +43,23 @@ def test_three_failures_in_a_row_eject_and_a_success_between_does_not() -> None:
     assert health.failed("x", now_s=1.0).state == "ejected"
 
 
+def test_an_engine_that_answers_probes_and_fails_requests_goes_too() -> None:
+    health = healthy()
+    for _ in range(3):
+        health = health.failed("x", now_s=1.0).probe_succeeded(now_s=1.0)
+    assert health.state == "ejected"
+
+
+def test_an_engine_too_busy_for_probes_stays_while_it_answers() -> None:
+    health = healthy()
+    for _ in range(9):
+        health = health.failed("late", now_s=1.0, is_probe=True).request_succeeded()
+    assert health.state == "healthy"
+    for _ in range(3):
+        health = health.failed("late", now_s=1.0, is_probe=True)
+    assert health.state == "ejected"
+
+
 def test_a_dead_engine_is_out_at_once_and_back_after_backoff_and_two_probes() -> None:
     health = healthy().failed("refused", now_s=100.0, is_dead=True)
     assert (health.state, health.reason) == ("ejected", "refused")
