@@ -6,10 +6,11 @@
         any ──hold──▶ held ──release──▶ starting
 
 A refused connection ejects at once: nothing listens there. Other failures eject after
-``failures_max`` in a row; requests and probes are counted apart: an engine that answers
-probes and fails every request must go, one that is too busy for probes and answers must not. An ejected engine comes back when
-``returns_min`` probes in a row succeed and its backoff is over; each ejection in a row doubles the
-backoff. A held engine (by an administrator) comes back only by ``release``.
+``failures_max`` in a row; requests and probes are counted apart: an engine that answers probes and
+fails every request must go, one that is too busy for probes and answers requests must not. An
+ejected engine comes back when ``returns_min`` probes in a row succeed and its backoff is over; each
+ejection in a row doubles the backoff. A held engine (by an administrator) comes back only by
+``release``.
 """
 
 from dataclasses import dataclass, replace

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from sideband.ids import RequestId, RunId, SessionId
 
 from services.inference_proxy.answers import Expected
@@ -94,12 +93,16 @@ class Plan:
 
 
 def make_plan(
-    call: Call, *, session: Session | None, policy_version: int, run_id: RunId | None
+    call: Call,
+    prompt: Tokens,
+    *,
+    session: Session | None,
+    policy_version: int,
+    run_id: RunId | None,
 ) -> Plan:
     """The plan of a request. A session's own start replaces the client's: the proxy knows which
     rows were delivered.
     """
-    prompt = np.asarray(call.body["token_ids"], np.int32)
     if session is not None:
         start = session.prompt_start(prompt)
     else:
