@@ -11,7 +11,7 @@ import msgspec
 from bench.results import RowResult
 from bench.scale import Scale
 
-MODULES: Final = ("pack_encode", "step_memory", "engine_write", "masks", "curves")
+MODULES: Final = ("pack_encode", "step_memory", "engine_write", "masks", "rank_read", "curves", "proxy")
 Measure = Callable[[Scale], RowResult]
 
 
