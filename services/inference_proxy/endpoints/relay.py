@@ -52,6 +52,6 @@ class RelayResponse(Response):
         except Unwanted as exc:
             log.info("stream_unwanted", why=type(exc).__name__)
         except UpstreamError as exc:
-            # Bytes of an answer are out: all that is left is to break off, visibly for the client.
+            # Bytes of an answer are out. Ending without the last part makes the server close the
+            # connection, so that the client sees an answer cut off and not a whole one.
             log.warning("answer_broken_off", error=str(exc))
-            raise ConnectionAbortedError(str(exc)) from exc
