@@ -102,12 +102,13 @@ class Janitor:
             count, size_bytes = await loop.run_in_executor(self._executor, self._delete, job)
         finally:
             self._working -= 1
+            # Also when a shutdown cancels the wait: `finish` then finds the second pass.
+            if not job.is_last and len(self._jobs) < PENDING_DELETES_MAX:
+                self._put(loop.time() + self._grace_s, replace(job, is_last=True))
         if count:
             self._metrics.files_deleted_total.labels(job.reason).inc(count)
             self._metrics.deleted_bytes_total.labels(job.reason).inc(size_bytes)
             log.info("files_deleted", reason=job.reason, files=count, size_bytes=size_bytes)
-        if not job.is_last and len(self._jobs) < PENDING_DELETES_MAX:
-            self._put(loop.time() + self._grace_s, replace(job, is_last=True))
 
     def _delete(self, job: Job) -> tuple[int, int]:
         """Files and bytes deleted. Blocks."""
