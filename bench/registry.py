@@ -11,7 +11,16 @@ import msgspec
 from bench.results import RowResult
 from bench.scale import Scale
 
-MODULES: Final = ("pack_encode", "step_memory", "engine_write", "masks", "rank_read", "curves", "proxy")
+MODULES: Final = (
+    "pack_encode",
+    "step_memory",
+    "engine_write",
+    "masks",
+    "rank_read",
+    "proxy",
+    "feed",
+    "curves",
+)
 Measure = Callable[[Scale], RowResult]
 
 

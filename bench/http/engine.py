@@ -1,4 +1,4 @@
-"""A stub engine (``python -m bench.http.engine PORT DELAY_S``): fixed answers after a fixed time."""
+"""A stub engine, ``python -m bench.http.engine PORT DELAY_S``: it answers after a fixed time."""
 
 import asyncio
 import re

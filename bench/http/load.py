@@ -61,14 +61,10 @@ def run(
     for an equally slow engine stay together, and their queue would be measured.
     """
     data = request(PATH, traffic.request_body(), dict(headers or {}))
-    return uvloop.run(
-        _run(port, data, in_flight=in_flight, requests=requests, spread_s=spread_s)
-    )
+    return uvloop.run(_run(port, data, in_flight=in_flight, requests=requests, spread_s=spread_s))
 
 
-async def _run(
-    port: int, data: bytes, *, in_flight: int, requests: int, spread_s: float
-) -> Load:
+async def _run(port: int, data: bytes, *, in_flight: int, requests: int, spread_s: float) -> Load:
     loop = asyncio.get_running_loop()
     exchanges = [
         (await loop.create_connection(Exchange, "127.0.0.1", port))[1] for _ in range(in_flight)

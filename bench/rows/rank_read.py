@@ -220,7 +220,7 @@ def plain_calls(
 ) -> list[Callable[[], None]]:
     """The same whole blocks by plain system calls."""
     calls: list[Callable[[], None]] = []
-    view, start = memoryview(buffer), 0
+    view, start = buffer.data, 0
     for segment, one in zip(reads.segments, reads.ranges, strict=True):
         part = view[start : start + one[1]]
         fd = fds[segment.file]

@@ -1,9 +1,11 @@
 """Every row of the bench runs, at a size that only shows that it does. No time is asserted."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from _pytest.mark import ParameterSet
 
 from bench import page, plots
 from bench.__main__ import FINDINGS_MARK, merged, write
@@ -20,12 +22,17 @@ def report_of(*found: RowResult) -> Report:
     return Report(scale="tiny", machine=MACHINE, versions={"numpy": "2"}, rows=list(found))
 
 
-def name(row: Row) -> str:
-    return row.name
+def cases() -> Iterator[ParameterSet]:
+    """Rows that start servers belong to the tier of real processes."""
+    for row in rows():
+        is_real = row.name.startswith("proxy") or row.name == "feed"
+        yield pytest.param(row, id=row.name, marks=[pytest.mark.e2e] if is_real else [])
 
 
-@pytest.mark.parametrize("row", rows(), ids=name)
+@pytest.mark.parametrize("row", list(cases()))
 def test_a_row_runs_and_its_result_survives_json_and_the_page(row: Row) -> None:
+    if row.name.startswith("proxy"):
+        pytest.importorskip("aiohttp")  # one of the forwarders that the proxy is compared with
     result = row.run(TINY)
     assert result.name == row.name
     assert result.claims

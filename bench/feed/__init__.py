@@ -1,0 +1,1 @@
+"""A feed and a raw ZMQ loop with the same bytes, and ranks that only receive."""

@@ -1,0 +1,124 @@
+"""Thirty-two ranks in one thread: they take, answer and commit, and decode nothing."""
+
+import time
+from dataclasses import dataclass
+
+import zmq
+from sideband.feed.messages import FROM_FEED, HelloMessage, decode_message, encode_message
+from sideband.feed.session import RankSession
+
+from bench.feed.workload import CP_SIZE, RANKS, FeedShape
+
+Dealer = zmq.Socket[bytes]
+POLL_MS = 60_000
+
+
+class FeedStood(RuntimeError):
+    """Nothing came for a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What all ranks got, and how long it took from the first greeting on."""
+
+    seconds: float
+    body_bytes: int
+    messages: int
+
+
+def receive_feed(endpoint: str, shape: FeedShape) -> Received:
+    """Every rank's whole part of the protocol: credit, read, commit."""
+    with zmq.Context() as context:
+        dealers = [_dealer(context, endpoint) for _ in range(RANKS)]
+        sessions = [_session(rank) for rank in range(RANKS)]
+        begin, body_bytes, messages = time.perf_counter(), 0, 0
+        for dealer, session in zip(dealers, sessions, strict=True):
+            _send_due(dealer, session)
+        places = {dealer: place for place, dealer in enumerate(dealers)}
+        poller = _poller(dealers)
+        while any((session.committed or 0) < shape.steps for session in sessions):
+            for dealer in _readable(poller):
+                session = sessions[places[dealer]]
+                frames = dealer.recv_multipart()
+                body_bytes += len(frames[2]) if len(frames) > 2 else 0
+                messages += len(frames) > 2
+                _on_frames(dealer, session, frames)
+        seconds = time.perf_counter() - begin
+        for dealer in dealers:
+            dealer.close(linger=0)
+    return Received(seconds, body_bytes, messages)
+
+
+def _on_frames(dealer: Dealer, session: RankSession, frames: list[bytes]) -> None:
+    header, body = decode_message(frames, FROM_FEED)
+    answers = session.on_message(header, body, now_s=time.monotonic())
+    while session.arrived:
+        arrived, credit = session.take()
+        message = arrived.message
+        is_last = message.index + 1 == message.count
+        place = (message.step + 1, 0) if is_last else (message.step, message.index + 1)
+        answers = [*answers, *credit, *session.note_read(place)]
+        if is_last:
+            answers += session.want_commit(message.step)
+    for answer in answers:
+        dealer.send_multipart(encode_message(answer))
+
+
+def receive_raw(endpoint: str, *, messages_per_step: int) -> Received:
+    """The same sockets; one acknowledgement per rank and step, no credit."""
+    with zmq.Context() as context:
+        dealers = [_dealer(context, endpoint) for _ in range(RANKS)]
+        begin, body_bytes, messages = time.perf_counter(), 0, 0
+        for rank, dealer in enumerate(dealers):
+            dealer.send(str(rank).encode())
+        counts = dict.fromkeys(dealers, 0)
+        poller, open_ranks = _poller(dealers), RANKS
+        while open_ranks:
+            for dealer in _readable(poller):
+                body = dealer.recv()
+                if not body:
+                    open_ranks -= 1
+                    continue
+                body_bytes += len(body)
+                messages += 1
+                counts[dealer] += 1
+                if counts[dealer] % messages_per_step == 0:
+                    dealer.send(b"done")
+        seconds = time.perf_counter() - begin
+        for dealer in dealers:
+            dealer.close(linger=0)
+    return Received(seconds, body_bytes, messages)
+
+
+def _dealer(context: "zmq.Context[Dealer]", endpoint: str) -> Dealer:
+    dealer = context.socket(zmq.DEALER)
+    dealer.setsockopt(zmq.RCVHWM, 0)
+    dealer.connect(endpoint)
+    return dealer
+
+
+def _session(rank: int) -> RankSession:
+    hello = HelloMessage(
+        instance=f"bench-{rank}", dp_rank=rank // CP_SIZE, cp_rank=rank % CP_SIZE, credit=4
+    )
+    return RankSession(hello=hello, peer_timeout_s=60.0)
+
+
+def _send_due(dealer: Dealer, session: RankSession) -> None:
+    for header in session.due(now_s=time.monotonic()):
+        dealer.send_multipart(encode_message(header))
+
+
+def _poller(dealers: list[Dealer]) -> zmq.Poller:
+    poller = zmq.Poller()
+    for dealer in dealers:
+        poller.register(dealer, zmq.POLLIN)
+    return poller
+
+
+def _readable(poller: zmq.Poller) -> list[Dealer]:
+    """The sockets that have something. Raises FeedStood."""
+    events = poller.poll(POLL_MS)
+    if not events:
+        raise FeedStood(f"nothing came for {POLL_MS} ms")
+    return [dealer for dealer, _ in events]

@@ -1,0 +1,82 @@
+"""``python -m bench.feed.servers KIND ENDPOINT READY_PORT SHAPE``: the feed, or the raw loop."""
+
+import asyncio
+import socket
+import sys
+
+import msgspec
+import uvloop
+import zmq
+from sideband.feed.delivery import Delivery
+from sideband.feed.server import FeedServer
+
+from bench.feed.workload import CP_SIZE, RANKS, FeedShape, bodies, feed_plan
+from bench.ours import feed_side
+
+
+async def serve(endpoint: str, ready_port: int, shape: FeedShape) -> None:
+    """The feed with all steps in it, until every rank has committed the last."""
+    server = FeedServer(Delivery(feed_plan(shape)), endpoint)
+    async with server.serving():
+        for number, body in enumerate(bodies(shape), start=1):
+            await server.put(body, step=number)
+        server.end()
+        with _ready(ready_port):
+            await server.drained(timeout_s=300.0)
+
+
+def serve_raw(endpoint: str, ready_port: int, shape: FeedShape) -> None:
+    """A ROUTER that sends ready-made messages: the least that the same traffic can cost."""
+    messages = _by_rank(shape)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.setsockopt(zmq.SNDHWM, 0)
+        router.bind(endpoint)
+        with _ready(ready_port):
+            connections: dict[int, bytes] = {}
+            while len(connections) < RANKS:
+                connection, greeting = router.recv_multipart()
+                connections[int(greeting)] = connection
+            for step in messages:
+                for rank, own in enumerate(step):
+                    for message in own:
+                        router.send_multipart([connections[rank], message], copy=False)
+            for _ in range(RANKS * len(messages)):
+                router.recv_multipart()
+            for connection in connections.values():
+                router.send_multipart([connection, b""])
+            router.close(linger=10_000)
+
+
+def _by_rank(shape: FeedShape) -> list[list[list[bytes]]]:
+    """Messages by step, rank and micro batch, in the order of the feed."""
+    found: list[list[list[bytes]]] = []
+    for body in bodies(shape):
+        messages = list(feed_side(body))
+        per_data_rank = len(messages) // (RANKS // CP_SIZE)
+        found.append(
+            [
+                messages[dp * per_data_rank + cp : (dp + 1) * per_data_rank : CP_SIZE]
+                for dp in range(RANKS // CP_SIZE)
+                for cp in range(CP_SIZE)
+            ]
+        )
+    return found
+
+
+def _ready(port: int) -> socket.socket:
+    return socket.create_server(("127.0.0.1", port))
+
+
+def main(kind: str, endpoint: str, ready_port: int, shape: FeedShape) -> None:
+    """Serve one run of either kind."""
+    if kind == "raw":
+        serve_raw(endpoint, ready_port, shape)
+    else:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(endpoint, ready_port, shape))
+
+
+if __name__ == "__main__":
+    main(
+        sys.argv[1], sys.argv[2], int(sys.argv[3]), msgspec.json.decode(sys.argv[4], type=FeedShape)
+    )

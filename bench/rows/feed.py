@@ -1,0 +1,79 @@
+"""The feed: steps to 32 ranks, against a raw ZMQ loop that sends the same bytes ready-made."""
+
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import Final
+
+import msgspec
+from sideband.feed.codec import decode_step
+
+from bench.feed.ranks import Received, receive_feed, receive_raw
+from bench.feed.workload import RANKS, FeedShape, bodies
+from bench.http.processes import free_port, peak_bytes, server
+from bench.registry import Row
+from bench.results import Claim, Measurement, RowResult
+from bench.scale import Scale
+
+OURS: Final = "Sideband's feed: cut, encode, send, credit, commit"
+RAW: Final = "limit: raw ZMQ loop, messages ready-made, no credit"
+
+
+def measure(scale: Scale) -> RowResult:
+    """All steps from the first greeting to the last commit of the last rank."""
+    shape = FeedShape(
+        samples=scale.pick(tiny=16, quick=512, full=512),
+        mean_tokens=scale.pick(tiny=40, quick=4_500, full=4_500),
+        seq_len=scale.pick(tiny=256, quick=32_768, full=32_768),
+        steps=scale.pick(tiny=2, quick=4, full=8),
+    )
+    count = decode_step(bodies(shape)[0]).micro_batch_count
+    sides: dict[str, tuple[str, Callable[[str], Received]]] = {
+        OURS: ("sideband", partial(receive_feed, shape=shape)),
+        RAW: ("raw", partial(receive_raw, messages_per_step=count)),
+    }
+    found: dict[str, list[tuple[Received, int]]] = {name: [] for name in sides}
+    for _ in range(scale.pick(tiny=1, quick=5, full=9)):
+        for name, (kind, receive) in sides.items():
+            found[name].append(_once(kind, receive, shape))
+    pairs = zip(found[RAW], found[OURS], strict=True)
+    return RowResult(
+        name="feed",
+        title=f"The feed: steps to {RANKS} ranks",
+        setting=f"{shape.steps} steps of {shape.samples} samples, "
+        f"{shape.samples * shape.mean_tokens} tokens, {count} micro batches per rank, over TCP on "
+        "one machine; ranks are 32 sockets in one thread of another process",
+        measurements=[_measurement(name, found[name], shape) for name in sides],
+        claims=[
+            Claim(
+                what="speed of the raw loop",
+                value=100 * median(raw[0].seconds / ours[0].seconds for raw, ours in pairs),
+                unit="%",
+                target=80,
+            )
+        ],
+    )
+
+
+def _once(kind: str, receive: Callable[[str], Received], shape: FeedShape) -> tuple[Received, int]:
+    endpoint, ready_port = f"tcp://127.0.0.1:{free_port()}", free_port()
+    arguments = ["-m", "bench.feed.servers", kind, endpoint, str(ready_port)]
+    with server([*arguments, msgspec.json.encode(shape).decode()], ready_port) as pid:
+        received = receive(endpoint)
+        return received, peak_bytes(pid)
+
+
+def _measurement(name: str, runs: list[tuple[Received, int]], shape: FeedShape) -> Measurement:
+    seconds = median(received.seconds for received, _ in runs)
+    received, peak = runs[0]
+    return Measurement(
+        side=f"{name}: one step",
+        seconds=seconds / shape.steps,
+        bytes=received.body_bytes // shape.steps,
+        peak_bytes=peak,
+        rate=received.messages / seconds,
+        rate_unit="messages/s",
+    )
+
+
+ROWS: Final = [Row("feed", measure)]
