@@ -5,6 +5,7 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 from sideband.batch.types import Layout
+from sideband.errors import InvalidId
 from sideband.feed.facts import FeedPlan
 from sideband.feed.limits import (
     CP_SIZE_MAX,
@@ -13,7 +14,7 @@ from sideband.feed.limits import (
     STEP_BODY_BYTES_MAX,
     STEPS_HELD_MAX,
 )
-from sideband.ids import ID_PATTERN, RunId
+from sideband.ids import ID_PATTERN, RunId, check_id
 
 from services.kit.settings import ServiceSettings
 
@@ -66,6 +67,14 @@ class FeedSettings(ServiceSettings):
         description="Absence after which a lost rank fails its step on all ranks; "
         "unset, it is only named.",
     )
+
+    @field_validator("run_id")
+    @classmethod
+    def _run_id(cls, run_id: str) -> str:
+        try:
+            return check_id("run_id", run_id)
+        except InvalidId as exc:
+            raise ValueError(str(exc)) from exc
 
     @field_validator("endpoint")
     @classmethod

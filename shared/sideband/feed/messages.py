@@ -23,7 +23,6 @@ from sideband.feed.limits import (
     STEP_MAX,
     WAITING_FOR_MAX,
 )
-from sideband.ids import ID_PATTERN
 from sideband.model import ModelShape
 from sideband.segments import Field
 
@@ -31,7 +30,8 @@ MAGIC: Final = b"SB"
 PROTOCOL_VERSION: Final = 1
 PREFIX_BYTES: Final = 4
 
-Id = Annotated[str, Meta(pattern=ID_PATTERN, max_length=128)]
+# "$" would admit a trailing newline.
+Id = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._:-]{1,128}\Z")]
 Reason = Annotated[str, Meta(max_length=REASON_CHARS_MAX)]
 StepNumber = Annotated[int, Meta(ge=0, le=STEP_MAX)]
 Index = Annotated[int, Meta(ge=0, le=MICRO_BATCHES_MAX)]

@@ -237,6 +237,7 @@ async def test_an_address_in_use_ends_the_start() -> None:
         {"rank_count": 3},
         {"peer_timeout_s": 20, "rank_lost_fails_after_s": 5},
         {"run_id": "a/b"},
+        {"run_id": ".."},
         {"steps_held_max": 0},
     ],
 )
