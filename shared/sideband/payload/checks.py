@@ -9,7 +9,7 @@ from sideband.masks.rows import MaskRows
 from sideband.masks.rules import first_row_without, first_unsorted_row, row_of_id, starts_agree
 from sideband.model import ModelShape
 from sideband.payload.columns import MaskColumn, RoutingRows, RowArray
-from sideband.payload.errors import (
+from sideband.payload.refusals import (
     IdOutOfRange,
     MalformedMask,
     SampledTokenNotKept,

@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -82,15 +82,21 @@ def open_plain(folder_fd: int, name: str, *, file: str) -> int:
         if exc.errno in {errno.ELOOP, errno.ENXIO, errno.ENODEV}:  # a link, a socket, a device
             raise PathEscapesRoot(file, f"{name} is not a plain file") from exc
         raise read_error(file, exc) from exc
-    try:
+    with closed_on_error(fd):
         with _translated(file):
             mode = os.fstat(fd).st_mode
         if not stat.S_ISREG(mode):
             raise PathEscapesRoot(file, f"{name} is not a plain file")
-    except BaseException:
-        os.close(fd)
-        raise
     return fd
+
+
+@contextmanager
+def closed_on_error(fd: int) -> Iterator[None]:
+    """Closes ``fd`` unless the block succeeds: then it is the caller's."""
+    with ExitStack() as stack:
+        stack.callback(os.close, fd)
+        yield
+        stack.pop_all()
 
 
 @contextmanager

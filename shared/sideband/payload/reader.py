@@ -19,6 +19,7 @@ from sideband.payload.errors import (
     PayloadMisfiled,
     read_error,
 )
+from sideband.payload.folders import closed_on_error
 from sideband.payload.handles import OpenFiles, OpenPayload, OpenSection
 from sideband.payload.header import (
     PayloadHeader,
@@ -96,11 +97,8 @@ class PayloadReader:
 
     def _open(self, file: str) -> OpenPayload:
         fd = self._root.open_file(file)
-        try:
+        with closed_on_error(fd):
             return self._read_front(fd, file)
-        except BaseException:
-            os.close(fd)
-            raise
 
     def _read_front(self, fd: int, file: str) -> OpenPayload:
         try:

@@ -16,12 +16,13 @@ from sideband.model import ModelShape, RowDtype
 from sideband.payload.checks import check_masks, valid_runs
 from sideband.payload.columns import ChoicePayload, MaskColumn, RoutingRows
 from sideband.payload.encodings import CSR_BITS, RAW, mask_blocks, routing_blocks
-from sideband.payload.errors import DuplicateChoice, HeaderTooLarge
+from sideband.payload.errors import HeaderTooLarge
 from sideband.payload.folders import FILE_MODE, sync_folder
 from sideband.payload.header import PayloadHeader, Run, Section, encode_front, front_bytes
 from sideband.payload.io import write_all
 from sideband.payload.layout import BLOCK_BYTES_MAX, BLOCK_ENTRY, Buffer, aligned, checksum
 from sideband.payload.paths import PayloadPath, new_path, staging_name
+from sideband.payload.refusals import DuplicateChoice
 from sideband.payload.root import PayloadRoot, published
 from sideband.segments import Field, PayloadSegment
 
