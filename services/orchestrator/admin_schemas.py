@@ -6,6 +6,7 @@ from pydantic import BaseModel, Field
 
 from services.orchestrator.book import Book
 from services.orchestrator.ending import waiting_for
+from services.orchestrator.feed_client import Failure
 from services.orchestrator.schemas import Closed
 from services.orchestrator.sweep import VersionPlan
 
@@ -108,10 +109,14 @@ class RunView(BaseModel):
     groups_open: int = Field(description="Groups that are not complete.", examples=[8])
     rollouts_held: int = Field(description="Rollouts that wait for a step.", examples=[12])
     files_kept: int = Field(description="Files that something keeps.", examples=[210])
+    feed_failure: str | None = Field(
+        description="A step that failed on the ranks, until all of them have come back.",
+        examples=["step 4, rank 3: rows could not be read"],
+    )
 
     @classmethod
-    def of(cls, book: Book) -> Self:
-        """The view of a book."""
+    def of(cls, book: Book, failure: Failure | None) -> Self:
+        """The view of a book and of what the feed said last."""
         return cls(
             run_id=book.rules.run_id,
             phase=book.run.phase.value,
@@ -123,4 +128,7 @@ class RunView(BaseModel):
             groups_open=len(book.groups),
             rollouts_held=len(book.held),
             files_kept=book.retention.held_count,
+            feed_failure=None
+            if failure is None
+            else f"step {failure.step}, rank {failure.global_rank}: {failure.reason}",
         )

@@ -175,7 +175,10 @@ class Book:
         return dropped
 
     def drop_stale(self, change: Change, *, now_s: float) -> None:
-        """Drop held rollouts that are too old for the next step, cancel leases that will be."""
+        """Drop held rollouts that are too old for the next step, cancel leases that will be.
+
+        To be called whenever the next step moves on: what comes later is checked as it comes.
+        """
         for rollout in [r for r in self.held.values() if self.is_stale(r.policy_version)]:
             self.drop(change, rollout, DropReason.STALE)
         for lease in [x for x in self.open_leases.values() if self.is_stale(x.policy_version)]:

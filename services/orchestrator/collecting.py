@@ -95,7 +95,7 @@ def _collect(book: Book, change: Change, delivery: Delivery, lease: Lease, now_s
     book.put_lease(change, replace(lease, state=LeaseState.DELIVERED))
     is_rewarded = delivery.drop is None  # what is dropped only below still has a valid reward
     delivery = _checked(book, delivery, lease)
-    if lease.group_size > 1:
+    if lease.group_size > 1:  # its group is open: this member has not ended yet
         book.retention.hold(Holder("group", lease.group_id), delivery.files_shared)
     change.delete_files += book.retention.release(Holder("lease", lease.lease_id))
     rollout = _record(lease, delivery)
@@ -140,6 +140,7 @@ def _record(lease: Lease, delivery: Delivery) -> Rollout:
         reward=delivery.reward,
         samples=() if is_dropped else delivery.samples,
         files=frozenset() if is_dropped else delivery.files_trained,
+        files_shared=delivery.files_shared,
         tally=delivery.tally,
         reason=delivery.drop,
         detail=delivery.detail,

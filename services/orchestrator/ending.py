@@ -14,7 +14,6 @@ from services.orchestrator.stepping import is_building, is_last_step
 def tick(book: Book, change: Change, now_s: float) -> None:
     """Everything that time alone decides; to be called about once a second."""
     expire(book, change, now_s)
-    book.drop_stale(change, now_s=now_s)
     _policy_deadline(book, change, now_s)
     if book.run.phase is Phase.DRAINING:
         _drain(book, change, now_s)

@@ -37,11 +37,20 @@ class StepRejected(Exception):
         super().__init__(f"the feed refused step {step} ({status} {code}): {detail}")
 
 
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that a rank gave up; it stands until every rank has come back."""
+
+    step: int
+    global_rank: int
+    reason: str
+
+
 class Acknowledgements(msgspec.Struct, frozen=True, kw_only=True):
     """``committed_step``: every global rank has committed it and all before."""
 
     run_id: str
     committed_step: int | None = None
+    failed: Failure | None = None
 
 
 class _HeldStep(msgspec.Struct, frozen=True):

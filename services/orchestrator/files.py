@@ -13,14 +13,14 @@ from typing import TypeVar
 
 import structlog
 from sideband.errors import PayloadError
+from sideband.payload.errors import OtherModelPayload, PayloadNotFound
 from sideband.payload.errors import PayloadError as FilePayloadError
-from sideband.payload.errors import PayloadNotFound
 from sideband.payload.header import Section
 from sideband.payload.reader import PayloadReader
 from sideband.payload.root import PayloadRoot
 from sideband.segments import PayloadSegment
 
-from services.orchestrator.errors import SegmentNotInFile
+from services.orchestrator.errors import ModelMismatch, SegmentNotInFile
 from services.orchestrator.limits import (
     DELETE_ATTEMPTS_MAX,
     RETRY_WAIT_S_MAX,
@@ -123,7 +123,7 @@ class Files:
         """Compare segments with the headers of their files.
 
         A file that another host wrote may be invisible for a while: absence and short reads are
-        tried again for ``wait_s``. Raises FilesGone, SegmentNotInFile.
+        tried again for ``wait_s``. Raises FilesGone, ModelMismatch, SegmentNotInFile.
         """
         by_file: defaultdict[str, list[PayloadSegment]] = defaultdict(list)
         for segment in segments:
@@ -141,6 +141,8 @@ class Files:
                     continue
                 if isinstance(exc, PayloadNotFound):
                     raise FilesGone(exc.file) from exc
+                if isinstance(exc, OtherModelPayload):
+                    raise ModelMismatch(str(exc), file=exc.file) from exc
                 raise SegmentNotInFile(str(exc), file=exc.file) from exc
 
     def _check_files(self, by_file: dict[str, list[PayloadSegment]]) -> None:

@@ -100,9 +100,13 @@ def renew(book: Book, change: Change, lease_id: LeaseId, files: list[str], now_s
     lease = find(book, lease_id)
     if lease.state is not LeaseState.OPEN:
         raise LeaseEnded(lease_id, lease.state.value)
-    renewed = replace(lease, deadline_s=now_s + book.rules.lease_timeout_s)
+    gone = book.retention.hold(Holder("lease", lease_id), files)
+    renewed = replace(
+        lease,
+        deadline_s=now_s + book.rules.lease_timeout_s,
+        files=lease.files.union(files) - set(gone),
+    )
     book.put_lease(change, renewed)
-    book.retention.hold(Holder("lease", lease_id), files)
     return renewed
 
 

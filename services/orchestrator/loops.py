@@ -89,6 +89,10 @@ async def _ship_all(service: Orchestrator, feed: FeedClient) -> None:
         if record is None:
             return
         try:
+            # A feed that was started anew takes any step as its first: what it lost goes first.
+            await poll_feed_once(service, feed)
+            if stepping.unsent(service.book) is not record:
+                continue
             await feed.put_step(record.step, record.body)
         except StepRejected as exc:
             await service.stop(str(exc))
@@ -155,6 +159,9 @@ async def poll_feed_once(service: Orchestrator, feed: FeedClient) -> None:
     if acknowledged.run_id != book.rules.run_id:
         await service.stop(f"the feed serves run {acknowledged.run_id}")
         return
+    if acknowledged.failed != service.feed_failure:
+        service.feed_failure = acknowledged.failed
+        log.warning("feed_failure_changed", failure=acknowledged.failed)
     if acknowledged.committed_step is not None:
         await service.acknowledge(acknowledged.committed_step)
     # Steps shipped since the first question are not among those that may be lost.

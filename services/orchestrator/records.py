@@ -75,6 +75,7 @@ class Lease:
     index: int
     taken_s: float
     deadline_s: float
+    files: frozenset[str] = frozenset()  # that the client named while it ran
     state: LeaseState = LeaseState.OPEN
     reason: str = ""
 
@@ -124,6 +125,7 @@ class Rollout:
     reward: float | None = None
     samples: tuple[Sample, ...] = ()
     files: frozenset[str] = frozenset()
+    files_shared: frozenset[str] = frozenset()  # held by the group for the request's other choices
     tally: Tally = field(default_factory=Tally)
     reason: DropReason | None = None
     detail: str = ""

@@ -4,23 +4,18 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from sideband.ids import ID_PATTERN
 from sideband.model import ModelShape
 from sideband.segments import PayloadSegment
 
 from services.orchestrator.limits import CHOICES_MAX, TURNS_MAX
+from services.orchestrator.schemas import Closed
 from services.orchestrator.wire import RolloutWire, TurnWire
 
 Id = Annotated[str, Field(pattern=ID_PATTERN)]
 Int32 = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
 Int63 = Annotated[int, Field(ge=-(1 << 62), lt=1 << 62)]
-
-
-class Closed(BaseModel):
-    """A request: unknown members are refused, numbers are not made of strings."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class SegmentBody(Closed):

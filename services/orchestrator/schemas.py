@@ -12,9 +12,9 @@ Id = Annotated[str, Field(pattern=ID_PATTERN)]
 
 
 class Closed(BaseModel):
-    """A request: unknown members are refused."""
+    """A request: unknown members are refused, numbers are not made of strings."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class LeaseBody(Closed):

@@ -30,6 +30,7 @@ from services.orchestrator.errors import (
     RolloutUnknown,
     TooManyRollouts,
 )
+from services.orchestrator.feed_client import Failure
 from services.orchestrator.files import Files, FilesGone
 from services.orchestrator.intake import IntakeRules, read, refused
 from services.orchestrator.leasing import LeaseRequest
@@ -63,6 +64,7 @@ class Orchestrator:
         self.sessions: asyncio.Queue[SessionId] = asyncio.Queue()  # to be discarded
         self.to_build = asyncio.Event()  # something may be ready to be built
         self.to_ship = asyncio.Event()  # something may be ready to be shipped
+        self.feed_failure: Failure | None = None  # as the feed says
         self.pushes = 0  # of the policy version, so that an older answer to a poll is known
         self.clock_s = clock_s
         self._ledger = ledger

@@ -37,9 +37,9 @@ class Draft:
 def begin(book: Book, change: Change, now_s: float) -> Draft | None:
     """Decide the next step if it is full (or the last one): its rollouts are packed now.
 
-    Stale work is dropped before. The step's files are held by the step from here on.
+    The step's files are held by the step from here on, and what is too old for the step after it
+    is dropped.
     """
-    book.drop_stale(change, now_s=now_s)
     rules = book.rules
     unfinished = sum(
         step.state in {StepState.BUILT, StepState.SHIPPED} for step in book.steps.values()

@@ -15,11 +15,12 @@ from services.orchestrator.limits import CHOICES_MAX, TURNS_MAX
 
 ROLLOUT_CONTENT_TYPE: Final = "application/vnd.sideband.rollout+msgpack"
 
-Id = Annotated[str, msgspec.Meta(pattern=ID_PATTERN, max_length=128)]
+# "$" alone would admit a trailing line feed.
+Id = Annotated[str, msgspec.Meta(pattern=ID_PATTERN.removesuffix("$") + r"\Z", max_length=128)]
 Status = Literal["completed", "failed", "aborted", "cancelled"]
 
 
-class TurnWire(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class TurnWire(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One delivered request: P prompt and C completion tokens.
 
     ``prompt_token_ids``, ``completion_token_ids`` and ``weight_versions`` are int32, ``logprobs``
@@ -48,7 +49,7 @@ class TurnWire(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_de
     advantages: bytes | None = None
 
 
-class RolloutWire(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class RolloutWire(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A finished rollout: its turns in the order in which they were sent."""
 
     rollout_id: Id
@@ -70,5 +71,7 @@ def decode_rollout(body: bytes) -> RolloutWire:
 
 
 def encode_rollout(rollout: RolloutWire) -> bytes:
-    """The binary form. Equal rollouts give equal bytes."""
+    """The binary form. Equal rollouts give equal bytes, whichever form they came in: defaults are
+    written out.
+    """
     return msgspec.msgpack.encode(rollout)

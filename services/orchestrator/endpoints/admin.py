@@ -37,14 +37,14 @@ async def put_policy_version(body: PolicyBody, service: Service) -> PolicyView:
 @router.get("/v1/run", summary="The run at a glance", responses=responses())
 async def get_run(service: Service) -> RunView:
     """Phase, counts, and what an end would wait for."""
-    return RunView.of(service.book)
+    return RunView.of(service.book, service.feed_failure)
 
 
 @router.post("/v1/admin/pause", summary="Give no new leases", responses=responses())
 async def pause(service: Service) -> RunView:
     """Running rollouts are still taken, steps go on. Idempotent."""
     await service.pause()
-    return RunView.of(service.book)
+    return RunView.of(service.book, service.feed_failure)
 
 
 @router.post(
@@ -53,7 +53,7 @@ async def pause(service: Service) -> RunView:
 async def resume(service: Service) -> RunView:
     """After a pause. Idempotent."""
     await service.resume()
-    return RunView.of(service.book)
+    return RunView.of(service.book, service.feed_failure)
 
 
 @router.post("/v1/admin/drain", summary="End the run", responses=responses())
@@ -66,7 +66,7 @@ async def drain(
     """No new leases; what is collected is trained; ends by its deadline in any case. Idempotent."""
     asked = body or DrainBody()
     await service.drain(leases_s=asked.leases_s, deadline_s=asked.deadline_s)
-    return RunView.of(service.book)
+    return RunView.of(service.book, service.feed_failure)
 
 
 @router.post(
