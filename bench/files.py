@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from bench.workload import kept_sets, routing_rows, sampled_tokens
 from sideband.ids import RequestId, RunId
 from sideband.model import ModelShape
 from sideband.payload.columns import ChoicePayload, MaskColumn, RoutingRows
 from sideband.payload.root import PayloadRoot
 from sideband.payload.writer import WriteReport, write_payload
-
-from bench.workload import kept_sets, routing_rows, sampled_tokens
 
 
 @contextmanager

@@ -31,7 +31,8 @@ def draw(curve: Curve, folder: Path) -> Path:
         if curve.log == "xy":
             axes.set_yscale("log")
         else:
-            axes.set_ylim(bottom=0)
+            highest = max(y for series in curve.series for _, y in series.points)
+            axes.set_ylim(0, 1.1 * highest)
         axes.set(xlabel=curve.x_label, ylabel=curve.y_label, title=curve.title)
         if len(curve.series) > 1:
             axes.legend(frameon=False)

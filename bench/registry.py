@@ -20,6 +20,7 @@ MODULES: Final = (
     "proxy",
     "feed",
     "curves",
+    "files_curve",
 )
 Measure = Callable[[Scale], RowResult]
 

@@ -10,9 +10,9 @@ from itertools import chain
 from typing import TypeVar
 
 import msgspec
-from sideband.batch.first_fit import first_fit
 
 from bench.baseline.samples import InlineSample, RoutingBytes
+from sideband.batch.first_fit import first_fit
 
 V = TypeVar("V")
 

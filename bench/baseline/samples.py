@@ -6,6 +6,7 @@ the routing array as raw bytes since lists of ids would be several times slower 
 
 import msgspec
 import numpy as np
+
 from sideband.batch.types import Sample
 from sideband.payload.columns import RowArray
 

@@ -4,10 +4,10 @@ import time
 from dataclasses import dataclass
 
 import zmq
-from sideband.feed.messages import FROM_FEED, HelloMessage, decode_message, encode_message
-from sideband.feed.session import RankSession
 
 from bench.feed.workload import CP_SIZE, RANKS, FeedShape
+from sideband.feed.messages import FROM_FEED, HelloMessage, decode_message, encode_message
+from sideband.feed.session import RankSession
 
 Dealer = zmq.Socket[bytes]
 POLL_MS = 60_000

@@ -7,11 +7,11 @@ import sys
 import msgspec
 import uvloop
 import zmq
-from sideband.feed.delivery import Delivery
-from sideband.feed.server import FeedServer
 
 from bench.feed.workload import CP_SIZE, RANKS, FeedShape, bodies, feed_plan
 from bench.ours import feed_side
+from sideband.feed.delivery import Delivery
+from sideband.feed.server import FeedServer
 
 
 async def serve(endpoint: str, ready_port: int, shape: FeedShape) -> None:

@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Final
 
 import msgspec
-from sideband.batch.packing import PackingPlan
-from sideband.feed.codec import encode_step
-from sideband.feed.facts import FeedPlan
 
 from bench.ours import RUN_ID, step_of
 from bench.workload import GLM_45_AIR, SampleShape, handle_sample, lengths
+from sideband.batch.packing import PackingPlan
+from sideband.feed.codec import encode_step
+from sideband.feed.facts import FeedPlan
 
 DP_SIZE: Final = 8
 CP_SIZE: Final = 4

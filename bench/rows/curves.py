@@ -7,10 +7,6 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-from sideband.batch.packing import PackingPlan
-from sideband.batch.rollouts import samples_of
-from sideband.batch.types import Turn
-from sideband.ids import RequestId, RolloutId
 
 from bench.memory import in_child
 from bench.ours import egress_bytes, orchestrator_side
@@ -20,6 +16,10 @@ from bench.rows.step_memory import measure_orchestrator
 from bench.scale import Scale
 from bench.timing import paired
 from bench.workload import GLM_45_AIR, QWEN3_30B, SampleShape, handle_sample
+from sideband.batch.packing import PackingPlan
+from sideband.batch.rollouts import samples_of
+from sideband.batch.types import Turn
+from sideband.ids import RequestId, RolloutId
 
 Points = list[tuple[float, float]]
 EXPONENT_MAX: Final = 1.15  # time ∝ size ** exponent; 1 is linear, the rest is noise and caches

@@ -7,9 +7,6 @@ from typing import Any, Final
 
 import msgspec
 import orjson
-from sideband.engines.npy import encode_npy_base64
-from sideband.payload.columns import ChoicePayload
-from sideband.payload.root import PayloadRoot
 
 from bench.files import payload_root, publish, request_of, write_plainly
 from bench.memory import Held, in_child
@@ -18,6 +15,9 @@ from bench.results import Claim, Measurement, RowResult
 from bench.scale import Scale
 from bench.timing import paired
 from bench.workload import QWEN3_30B
+from sideband.engines.npy import encode_npy_base64
+from sideband.payload.columns import ChoicePayload
+from sideband.payload.root import PayloadRoot
 
 OURS: Final = "Sideband: check, encode, checksum, write, sync"
 PLAIN: Final = "limit: write + fsync + rename + fsync of the folder"

@@ -6,7 +6,6 @@ from statistics import median
 from typing import Final
 
 import msgspec
-from sideband.feed.codec import decode_step
 
 from bench.feed.ranks import Received, receive_feed, receive_raw
 from bench.feed.workload import RANKS, FeedShape, bodies
@@ -14,6 +13,7 @@ from bench.http.processes import free_port, peak_bytes, server
 from bench.registry import Row
 from bench.results import Claim, Measurement, RowResult
 from bench.scale import Scale
+from sideband.feed.codec import decode_step
 
 OURS: Final = "Sideband's feed: cut, encode, send, credit, commit"
 RAW: Final = "limit: raw ZMQ loop, messages ready-made, no credit"

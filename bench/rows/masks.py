@@ -7,14 +7,14 @@ from typing import Final
 
 import numpy as np
 import orjson
-from sideband.masks.rows import MaskRows
-from sideband.payload.encodings import MASK_ENCODINGS, MaskEncoding, mask_blocks
 
 from bench.registry import Row
 from bench.results import Claim, Curve, RowResult, Series
 from bench.scale import Scale
 from bench.timing import Timings, paired
 from bench.workload import VOCAB_SIZE, kept_counts, kept_sets
+from sideband.masks.rows import MaskRows
+from sideband.payload.encodings import MASK_ENCODINGS, MaskEncoding, mask_blocks
 
 SOURCE_ROW_BYTES: Final = 4.0  # the source's packed form: a start per token ...
 SOURCE_ID_BYTES: Final = 2.25  # ... and 18 bits per kept id

@@ -3,9 +3,6 @@
 from typing import Final
 
 import numpy as np
-from sideband.batch.packing import PackingPlan
-from sideband.batch.types import Sample
-from sideband.model import ModelShape
 
 from bench.baseline.packing import encode_inline, pack_inline
 from bench.baseline.samples import InlineSample, inline_sample
@@ -21,6 +18,9 @@ from bench.workload import (
     handle_sample,
     routing_rows,
 )
+from sideband.batch.packing import PackingPlan
+from sideband.batch.types import Sample
+from sideband.model import ModelShape
 
 CP_SIZE: Final = 8
 TOKEN_COLUMN_BYTES: Final = 9  # int32 id, float32 logprob, bool mask: what packing must move

@@ -9,8 +9,6 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 import orjson
-from sideband.ids import RunId
-from sideband.payload.root import PayloadRoot
 
 from bench.http.bodies import LARGE, RUN_ID, SMALL, Traffic
 from bench.http.load import Load, run
@@ -18,6 +16,8 @@ from bench.http.processes import free_port, peak_bytes, server
 from bench.registry import Row
 from bench.results import Claim, Measurement, RowResult
 from bench.scale import Scale
+from sideband.ids import RunId
+from sideband.payload.root import PayloadRoot
 
 TRAIN: Final = {"x-sideband-kind": "train"}
 ENGINE: Final = "limit: the stub engine alone"
@@ -83,7 +83,7 @@ def measure_added(scale: Scale) -> RowResult:
                 {name: one for name, one in found.items() if name != EMPTY},
                 traffic,
                 in_flight=in_flight,
-                requests=in_flight * scale.pick(tiny=2, quick=8, full=20),
+                requests=in_flight * scale.pick(tiny=2, quick=4, full=12),
                 rounds=rounds,
                 spread_s=delay_s,
             )

@@ -9,11 +9,6 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from sideband.model import ModelShape
-from sideband.payload.encodings import routing_blocks
-from sideband.payload.reader import PayloadReader
-from sideband.payload.root import PayloadRoot
-from sideband.segments import PayloadSegment
 
 from bench.files import payload_root, pread_into, publish, request_of, warm_buffer
 from bench.registry import Row
@@ -21,6 +16,11 @@ from bench.results import Claim, Curve, Measurement, RowResult, Series
 from bench.scale import Scale
 from bench.timing import paired
 from bench.workload import VOCAB_SIZE
+from sideband.model import ModelShape
+from sideband.payload.encodings import routing_blocks
+from sideband.payload.reader import PayloadReader
+from sideband.payload.root import PayloadRoot
+from sideband.segments import PayloadSegment
 
 THREADS: Final = 32
 MODELS: Final = {  # bytes per row: DeepSeek-V4-Flash, Qwen3-30B-A3B, GLM-5.3, Nemotron-3-Super

@@ -3,9 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sideband.batch.packing import PackingPlan
-from sideband.batch.types import Sample
-
 from bench.baseline.packing import encode_inline, pack_inline
 from bench.baseline.samples import inline_sample
 from bench.memory import Held, in_child
@@ -15,6 +12,8 @@ from bench.results import Claim, Measurement, RowResult
 from bench.scale import Scale
 from bench.timing import timed
 from bench.workload import GLM_45_AIR, SampleShape, handle_sample, lengths, routing_rows
+from sideband.batch.packing import PackingPlan
+from sideband.batch.types import Sample
 
 DP_SIZE: Final = 8
 CP_SIZE: Final = 4

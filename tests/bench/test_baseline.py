@@ -2,11 +2,6 @@
 
 import numpy as np
 import pytest
-from sideband.batch.chunks import cut_chunk, positions_of
-from sideband.batch.packing import PackingPlan
-from sideband.batch.types import Layout
-from sideband.feed.codec import decode_chunk, decode_step
-from sideband.payload.encodings import MASK_ENCODINGS
 
 from bench.baseline.packing import decode_inline, encode_inline, pack_inline
 from bench.ours import feed_side, orchestrator_side
@@ -21,6 +16,11 @@ from bench.workload import (
     routing_rows,
     sampled_tokens,
 )
+from sideband.batch.chunks import cut_chunk, positions_of
+from sideband.batch.packing import PackingPlan
+from sideband.batch.types import Layout
+from sideband.feed.codec import decode_chunk, decode_step
+from sideband.payload.encodings import MASK_ENCODINGS
 
 Sequence = dict[str, tuple[bytes, ...]]
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from bench.files import request_of, warm_buffer
+from bench.rows.rank_read import MODELS, chosen_reads, plain_calls, reader_calls, whole_blocks
 from sideband.ids import RequestId, RunId
 from sideband.payload.encodings import routing_blocks
 from sideband.payload.reader import PayloadReader
 from sideband.payload.root import PayloadRoot
 from sideband.payload.writer import write_payload
-
-from bench.files import request_of, warm_buffer
-from bench.rows.rank_read import MODELS, chosen_reads, plain_calls, reader_calls, whole_blocks
 
 MODEL = MODELS[3872]  # 67 rows per block
 
