@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 import msgspec
+
 from sideband.errors import InvalidInput, PayloadError
 from sideband.ids import RequestId, RunId
 from sideband.model import ModelShape

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from sideband.model import ModelShape
-from sideband.segments import by_field, coverage, merge_prefill_decode
 
 from services.inference_proxy.answers import Answer, Choice, MalformedAnswer, Segments
 from services.inference_proxy.inline import (
@@ -20,6 +18,8 @@ from services.inference_proxy.inline import (
     merge_rows,
     valid_ranges,
 )
+from sideband.model import ModelShape
+from sideband.segments import by_field, coverage, merge_prefill_decode
 
 Range = tuple[int, int]
 

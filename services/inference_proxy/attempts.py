@@ -11,7 +11,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanag
 from dataclasses import dataclass
 
 import orjson
-from sideband.ids import RequestId
 
 from services.inference_proxy.answers import Answer, MalformedAnswer, read_answer
 from services.inference_proxy.assembly import Outcome, from_one, from_pair
@@ -23,6 +22,7 @@ from services.inference_proxy.offload import offload
 from services.inference_proxy.planning import Plan
 from services.inference_proxy.request_ids import AttemptIds, Leg
 from services.inference_proxy.upstream import EngineBroke, Reply, UpstreamError, parsed
+from sideband.ids import RequestId
 
 
 class MaskRefusal(Exception):

@@ -6,13 +6,13 @@ from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 
 import structlog
-from sideband.ids import SessionId
 
 from services.inference_proxy.engines import Engine, EngineBook, Role
 from services.inference_proxy.headers import to_engine
 from services.inference_proxy.metrics import Metrics
 from services.inference_proxy.selection import choose
 from services.inference_proxy.upstream import Reply, Upstream, UpstreamError
+from sideband.ids import SessionId
 
 log = structlog.get_logger(__name__)
 

@@ -7,11 +7,11 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
-from sideband.ids import ID_PATTERN
 
 from services.inference_proxy.engines import Role
 from services.inference_proxy.limits import ATTEMPTS_MAX, ENGINES_MAX, POLICY_VERSION_MAX
 from services.kit.settings import ServiceSettings
+from sideband.ids import ID_PATTERN
 
 
 def check_url(url: str) -> str:

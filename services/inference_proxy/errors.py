@@ -22,8 +22,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from sideband.errors import InvalidId
-
 from services.inference_proxy.admission import NotTaken
 from services.inference_proxy.answers import MalformedAnswer
 from services.inference_proxy.attempts import MaskRefusal
@@ -35,6 +33,7 @@ from services.inference_proxy.sessions import VersionChanged
 from services.inference_proxy.upstream import EngineBusy, EngineRefused, UpstreamError
 from services.inference_proxy.wanted import ClientGone, DeadlinePassed, SessionDiscarded
 from services.kit.problems import InvalidRequest, Problem
+from sideband.errors import InvalidId
 
 RETRY_LATER: Final = {"Retry-After": "1"}
 # The proxy's own token or route was refused: nothing that a client could change.

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
+
+from services.inference_proxy.answers import Choice, MalformedAnswer
+from services.inference_proxy.limits import ANSWER_BYTES_MAX
 from sideband.engines.inline import (
     InvalidInlineRouting,
     RowArray,
@@ -21,9 +24,6 @@ from sideband.engines.inline import (
 )
 from sideband.routing.rows import valid_rows
 from sideband.segments import InlineSegment, merge_prefill_decode
-
-from services.inference_proxy.answers import Choice, MalformedAnswer
-from services.inference_proxy.limits import ANSWER_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

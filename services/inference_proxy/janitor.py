@@ -13,12 +13,12 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
 import structlog
-from sideband.errors import InvalidInput, PayloadError
-from sideband.ids import RequestId
 
 from services.inference_proxy.limits import PENDING_DELETES_MAX
 from services.inference_proxy.metrics import Metrics
 from services.inference_proxy.payloads import RootHandle
+from sideband.errors import InvalidInput, PayloadError
+from sideband.ids import RequestId
 
 log = structlog.get_logger(__name__)
 

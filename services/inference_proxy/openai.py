@@ -13,7 +13,6 @@ from typing import Any
 
 import orjson
 import structlog
-from sideband.ids import SessionId
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from services.inference_proxy.admission import Gate
@@ -24,6 +23,7 @@ from services.inference_proxy.offload import offload
 from services.inference_proxy.refusals import Refused, check_places
 from services.inference_proxy.service import RetryLimits, is_retryable
 from services.inference_proxy.upstream import Reply, UpstreamError, parsed
+from sideband.ids import SessionId
 
 log = structlog.get_logger(__name__)
 

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sideband.ids import RequestId, RunId, SessionId
-
 from services.inference_proxy.answers import Expected
 from services.inference_proxy.dialects.base import Ask, Injection
 from services.inference_proxy.engines import Engine
 from services.inference_proxy.refusals import Kind
 from services.inference_proxy.request_ids import AttemptIds, Leg, upstream_base
 from services.inference_proxy.sessions import Session, Tokens
+from sideband.ids import RequestId, RunId, SessionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,6 @@ ends or names one, so that the rows come once and last.
 from collections.abc import Iterable
 from typing import Any
 
-from sideband.ids import RequestId
-
 from services.inference_proxy.answers import (
     Answer,
     Choice,
@@ -22,6 +20,7 @@ from services.inference_proxy.answers import (
 from services.inference_proxy.assembly import Range, from_one, merge_legs
 from services.inference_proxy.events import DONE, read_event, write_event
 from services.inference_proxy.planning import Plan
+from sideband.ids import RequestId
 
 
 class StreamRelay:

@@ -8,9 +8,8 @@ import secrets
 from dataclasses import dataclass
 from typing import Literal
 
-from sideband.ids import RequestId
-
 from services.inference_proxy.limits import CLIENT_ID_CHARACTERS_MAX
+from sideband.ids import RequestId
 
 Leg = Literal["whole", "prefill", "decode"]
 _SUFFIX: dict[Leg, str] = {"whole": "", "prefill": ".p", "decode": ".d"}

@@ -3,12 +3,12 @@
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
-from sideband.ids import ID_PATTERN
 
 from services.inference_proxy.admission import GateState
 from services.inference_proxy.engines import Role
 from services.inference_proxy.health import State
 from services.inference_proxy.limits import POLICY_VERSION_MAX, TOKEN_ID_MAX
+from sideband.ids import ID_PATTERN
 
 TokenId = Annotated[int, Field(ge=0, le=TOKEN_ID_MAX)]
 PolicyVersion = Annotated[int, Field(ge=0, le=POLICY_VERSION_MAX)]

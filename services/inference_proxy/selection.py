@@ -8,8 +8,9 @@ flight. Equal choices fall to the name, so that the choice is a function of its 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from sideband.ids import SessionId
 from xxhash import xxh3_64_intdigest
+
+from sideband.ids import SessionId
 
 
 def choose(

@@ -12,7 +12,6 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 import structlog
-from sideband.ids import RunId
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from services.inference_proxy.admission import Gate
@@ -29,6 +28,7 @@ from services.inference_proxy.planning import Call, Plan, make_plan
 from services.inference_proxy.relay import StreamRelay
 from services.inference_proxy.sessions import Session, SessionBook, Tokens, covered_until
 from services.inference_proxy.upstream import EngineBroke, UpstreamError
+from sideband.ids import RunId
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")

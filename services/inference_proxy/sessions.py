@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from sideband.ids import RequestId, SessionId
 
 from services.inference_proxy.limits import BRANCHES_MAX, SESSION_FILES_MAX
+from sideband.ids import RequestId, SessionId
 
 Tokens = NDArray[np.int32]
 

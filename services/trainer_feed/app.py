@@ -7,8 +7,6 @@ from contextlib import asynccontextmanager
 import structlog
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
-from sideband.feed.delivery import Delivery
-from sideband.feed.server import FeedServer
 
 from services.kit.app import build_app
 from services.trainer_feed.config import FeedSettings
@@ -16,6 +14,8 @@ from services.trainer_feed.endpoints import router
 from services.trainer_feed.events import FeedEvents
 from services.trainer_feed.metrics import Metrics
 from services.trainer_feed.service import FeedService
+from sideband.feed.delivery import Delivery
+from sideband.feed.server import FeedServer
 
 DESCRIPTION = (
     "Streams packed micro-batch descriptors to every trainer rank over ZMQ: acknowledged, in "

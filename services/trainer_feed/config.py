@@ -4,6 +4,8 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
+
+from services.kit.settings import ServiceSettings
 from sideband.batch.types import Layout
 from sideband.errors import InvalidId
 from sideband.feed.facts import FeedPlan
@@ -15,8 +17,6 @@ from sideband.feed.limits import (
     STEPS_HELD_MAX,
 )
 from sideband.ids import ID_PATTERN, RunId, check_id
-
-from services.kit.settings import ServiceSettings
 
 
 class FeedSettings(ServiceSettings):

@@ -4,8 +4,6 @@ import asyncio
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
-from sideband.feed.codec import STEP_CONTENT_TYPE
-from sideband.feed.limits import STEP_MAX
 
 from services.kit.problems import responses
 from services.trainer_feed.errors import (
@@ -25,6 +23,8 @@ from services.trainer_feed.schemas import (
     StepView,
 )
 from services.trainer_feed.service import FeedService
+from sideband.feed.codec import STEP_CONTENT_TYPE
+from sideband.feed.limits import STEP_MAX
 
 router = APIRouter()
 

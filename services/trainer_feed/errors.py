@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from services.kit.problems import Problem
 from sideband.feed.errors import (
     FeedEnded,
     FeedFull,
@@ -26,8 +27,6 @@ from sideband.feed.errors import (
     StepRefused,
     UnreadableStep,
 )
-
-from services.kit.problems import Problem
 
 RETRY_LATER: Final = {"Retry-After": "1"}
 

@@ -1,11 +1,11 @@
 """The feed's events as log lines and metrics."""
 
 import structlog
+
+from services.trainer_feed.metrics import Metrics
 from sideband.feed.delivery import Delivery
 from sideband.feed.facts import RankState
 from sideband.feed.observer import FeedObserver
-
-from services.trainer_feed.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 

@@ -4,9 +4,6 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from sideband.feed.facts import RankState
-from sideband.feed.server import FeedServer, PutReceipt
-
 from services.trainer_feed.errors import UnknownStep
 from services.trainer_feed.schemas import (
     Acknowledgements,
@@ -19,6 +16,8 @@ from services.trainer_feed.schemas import (
     StepsView,
     StepView,
 )
+from sideband.feed.facts import RankState
+from sideband.feed.server import FeedServer, PutReceipt
 
 RANKS_SHOWN_MAX: Final = 1024
 

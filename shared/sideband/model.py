@@ -4,6 +4,7 @@ from typing import Final, Literal
 
 import msgspec
 import numpy as np
+
 from sideband.errors import InvalidInput
 
 LAYERS_MAX: Final = 1024  # the deepest public MoE has 93 decoder layers

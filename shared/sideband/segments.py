@@ -20,6 +20,7 @@ from typing import Final, Literal, Protocol, Self, TypeVar
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.errors import InvalidInput
 from sideband.masks.rows import MaskRows
 from sideband.model import LAYERS_MAX, TOP_K_MAX, VOCAB_SIZE_MAX, RowDtype

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sideband.feed.micro_batch import RankMicroBatch
 
+from sideband.feed.micro_batch import RankMicroBatch
 from tests.integration.way import Way, running_way
 from tests.services.inference_proxy.harness import pair
 from tests.services.inference_proxy.stub import StubEngine

@@ -9,13 +9,14 @@ from typing import Any, Final
 
 import httpx
 from fastapi import FastAPI
-from sideband.feed.micro_batch import RankMicroBatch
-from sideband.feed.rank import RankFeed
 
 from services.orchestrator.app import create_app as create_orchestrator
 from services.orchestrator.config import OrchestratorSettings
 from services.trainer_feed.app import create_app as create_feed
 from services.trainer_feed.config import FeedSettings
+from sideband.batch.types import Layout
+from sideband.feed.micro_batch import RankMicroBatch
+from sideband.feed.rank import RankFeed
 from tests.services.inference_proxy.harness import RUN, Running
 from tests.services.inference_proxy.harness import running as running_proxy
 from tests.services.inference_proxy.stub import StubEngine
@@ -62,12 +63,15 @@ async def running_way(
     root: Path | None,
     model_config: Path,
     cp_size: int,
+    layout: Layout = "contiguous",
     **orchestrator: Any,
 ) -> AsyncIterator[Way]:
     """All services of one run, started and stopped in order."""
     async with AsyncExitStack() as stack:
         feed_app = create_feed(
-            FeedSettings(run_id=RUN, endpoint="tcp://127.0.0.1:*", cp_size=cp_size)
+            FeedSettings(
+                run_id=RUN, endpoint="tcp://127.0.0.1:*", cp_size=cp_size, layout=layout
+            )
         )
         await stack.enter_async_context(feed_app.router.lifespan_context(feed_app))
         proxy = await stack.enter_async_context(running_proxy(engines, root=root))
@@ -79,6 +83,7 @@ async def running_way(
             feed_url="http://feed",
             proxy_url="http://proxy",
             cp_size=cp_size,
+            layout=layout,
             **orchestrator,
         )
         app = create_orchestrator(

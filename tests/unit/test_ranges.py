@@ -4,6 +4,7 @@ import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from sideband.ranges import Ranges
 
 pairs = st.tuples(st.integers(0, 30), st.integers(0, 30))

@@ -4,7 +4,6 @@ from itertools import islice
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
-from sideband.ids import ID_PATTERN, SessionId
 
 from services.inference_proxy.endpoints.parts import Parts, PartsDep
 from services.inference_proxy.engines import Engine, EngineBook
@@ -27,6 +26,7 @@ from services.inference_proxy.schemas import (
 )
 from services.inference_proxy.sessions import Session
 from services.kit.problems import responses
+from sideband.ids import ID_PATTERN, SessionId
 
 router = APIRouter(tags=["admin"])
 

@@ -4,7 +4,6 @@ from typing import Annotated
 
 import orjson
 from fastapi import APIRouter, Header, Request, Response
-from sideband.ids import ID_PATTERN, RequestId, SessionId, check_id
 
 from services.inference_proxy.assembly import Outcome
 from services.inference_proxy.endpoints.body import OrjsonRoute
@@ -20,6 +19,7 @@ from services.inference_proxy.request_ids import new_client_id
 from services.inference_proxy.schemas import GenerateAnswer, GenerateRequest
 from services.inference_proxy.wanted import ClientGone, SessionDiscarded, while_wanted
 from services.kit.problems import Problem, responses
+from sideband.ids import ID_PATTERN, RequestId, SessionId, check_id
 
 router = APIRouter(tags=["inference"], route_class=OrjsonRoute)
 

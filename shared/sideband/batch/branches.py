@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.batch.turns import tokens_of
 from sideband.batch.types import Turn
 from sideband.segments import AnySegment, by_field, concatenate, cut

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.batch.columns import Runs
 from sideband.batch.types import Chunk, Layout, MicroBatch, Piece, SequenceSpan
 from sideband.errors import InvalidInput

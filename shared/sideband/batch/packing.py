@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 
 import numpy as np
+
 from sideband.batch.balance import CostWeights, balance
 from sideband.batch.columns import Runs
 from sideband.batch.first_fit import first_fit

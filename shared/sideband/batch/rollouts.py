@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
+
 from sideband.batch.branches import build_branches, masks_of, routing_of
 from sideband.batch.columns import Runs
 from sideband.batch.coverage import RoutingOutcome as RoutingOutcome

@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.batch.chunks import Window, cut_to_windows, positions_of
 from sideband.batch.columns import Column, Runs
 from sideband.batch.types import Align, Chunk

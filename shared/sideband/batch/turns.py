@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.batch.types import Turn
 from sideband.errors import InvalidInput
 from sideband.model import ModelShape

@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.batch.columns import Runs
 from sideband.ids import RequestId, RolloutId, SampleId
 from sideband.segments import AnySegment, Form

@@ -13,6 +13,7 @@ from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.engines.npy import (
     InvalidInlineRouting,
     decode_npy_base64,

@@ -15,6 +15,7 @@ from math import prod
 from typing import Final, cast
 
 import numpy as np
+
 from sideband.errors import InvalidInput
 from sideband.routing.rows import RowArray
 

@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.errors import InvalidInput
 from sideband.masks.bits import pack_ids, packed_bytes, unpack_ids, width_of
 from sideband.masks.rows import MaskRows

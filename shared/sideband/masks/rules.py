@@ -5,6 +5,7 @@ Legend: N rows, M kept ids in all.
 
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.masks.rows import MaskRows
 
 

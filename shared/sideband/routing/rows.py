@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.errors import InvalidInput
 
 RowArray = NDArray[np.uint8] | NDArray[np.uint16]

@@ -1,6 +1,7 @@
 """Hypothesis strategies for samples, plans and packed rows."""
 
 from hypothesis import strategies as st
+
 from sideband.batch.packing import PackingPlan
 from sideband.batch.types import Layout, Sample
 from sideband.model import ModelShape

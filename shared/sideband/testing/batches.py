@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.batch.columns import Runs
 from sideband.batch.types import Sample
 from sideband.ids import RolloutId, SampleId

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from hypothesis import strategies as st
+
 from sideband.batch.columns import Runs
 from sideband.batch.types import Turn
 from sideband.ids import RequestId

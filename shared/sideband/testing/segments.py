@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
+
 from sideband.model import ModelShape
 from sideband.segments import AnySegment, Field, Form
 from sideband.testing.batches import (

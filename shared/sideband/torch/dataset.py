@@ -19,6 +19,8 @@ holds the named error.
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from torch.utils.data import IterableDataset, get_worker_info
+
 from sideband.batch.types import Align
 from sideband.errors import InvalidInput
 from sideband.feed.layers import Fill
@@ -27,8 +29,6 @@ from sideband.feed.reads import RetryPlan
 from sideband.ids import RunId
 from sideband.model import ModelShape
 from sideband.torch.tensors import TensorMicroBatch, to_tensors
-
-from torch.utils.data import IterableDataset, get_worker_info
 
 
 class RankFeedDataset(IterableDataset[TensorMicroBatch]):

@@ -8,11 +8,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Self, overload
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
 from sideband.feed.micro_batch import RankMicroBatch
 from sideband.ids import RunId
-
-import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

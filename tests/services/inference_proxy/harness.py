@@ -11,13 +11,13 @@ from typing import Any
 import httpx
 import uvicorn
 from fastapi import FastAPI
-from sideband.ids import RunId
-from sideband.payload.root import PayloadRoot
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.inference_proxy.app import create_app
 from services.inference_proxy.config import EngineSettings, ProxySettings
 from services.inference_proxy.endpoints.parts import Parts
+from sideband.ids import RunId
+from sideband.payload.root import PayloadRoot
 from tests.services.inference_proxy.stub import StubEngine
 
 RUN = RunId("run-1")

@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.engines.inline import decode_npy_base64
 from sideband.model import ModelShape
 from sideband.payload.reader import PayloadReader
 from sideband.payload.root import PayloadRoot
 from sideband.segments import PayloadSegment
-
 from tests.services.inference_proxy.stub import MODEL
 
 

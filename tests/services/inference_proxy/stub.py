@@ -17,6 +17,7 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from numpy.typing import NDArray
+
 from sideband.engines.inline import encode_npy_base64
 from sideband.ids import RequestId, RunId
 from sideband.masks.rows import MaskRows

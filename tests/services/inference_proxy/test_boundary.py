@@ -102,7 +102,6 @@ async def test_a_clients_id_cannot_name_a_host() -> None:
 
 async def test_a_root_that_appears_later_is_waited_for(tmp_path: Path) -> None:
     from sideband.payload.root import PayloadRoot
-
     from tests.services.inference_proxy.harness import RUN, until
 
     root = tmp_path / "later"

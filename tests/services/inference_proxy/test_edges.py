@@ -11,8 +11,8 @@ import orjson
 import pytest
 from fastapi import Response
 from fastapi.responses import StreamingResponse
-from sideband.ids import RequestId, SessionId
 
+from sideband.ids import RequestId, SessionId
 from tests.services.inference_proxy.harness import (
     GENERATE,
     TRAIN,

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sideband.engines.inline import encode_npy_base64
 
 from services.inference_proxy.answers import Answer, Choice, MalformedAnswer
 from services.inference_proxy.assembly import from_one, from_pair
 from services.inference_proxy.inline import InlineRows, merge_rows, valid_ranges
+from sideband.engines.inline import encode_npy_base64
 from tests.services.inference_proxy.reading import assert_rows, routing_of
 from tests.services.inference_proxy.stub import GARBAGE, MODEL, all_layers, sampled, true_rows
 

@@ -7,7 +7,6 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sideband.ids import RequestId, RunId, SessionId
 
 from services.inference_proxy.answers import Expected, MalformedAnswer, read_answer
 from services.inference_proxy.dialects.vllm import VllmDialect
@@ -24,6 +23,7 @@ from services.inference_proxy.upstream import (
     EngineUnreachable,
     translate,
 )
+from sideband.ids import RequestId, RunId, SessionId
 
 LIMITS = HealthLimits(failures_max=3, returns_min=2, backoff_s=10.0, backoff_s_max=35.0)
 

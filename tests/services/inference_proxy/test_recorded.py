@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from fastapi import Response
 from numpy.typing import NDArray
+
 from sideband.engines.inline import choice_payload, decode_npy_base64
 from sideband.ids import RequestId, RunId
 from sideband.model import ModelShape
 from sideband.payload.root import PayloadRoot
 from sideband.payload.writer import write_payload
 from sideband.routing.layers import model_shape
-
 from tests.services.inference_proxy.harness import GENERATE, TRAIN, pair, running
 from tests.services.inference_proxy.reading import routing_of, segments_of
 from tests.services.inference_proxy.stub import StubEngine

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sideband.ids import RequestId, SessionId
 
 from services.inference_proxy.limits import BRANCHES_MAX, SESSION_FILES_MAX
 from services.inference_proxy.sessions import (
@@ -14,6 +13,7 @@ from services.inference_proxy.sessions import (
     common_prefix,
     covered_until,
 )
+from sideband.ids import RequestId, SessionId
 
 S1, S2, S3 = (SessionId(f"s{i}") for i in (1, 2, 3))
 R = RequestId("r")

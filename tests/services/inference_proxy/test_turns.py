@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from fastapi import Response
-from sideband.engines.inline import decode_npy_base64, encode_npy_base64
 
+from sideband.engines.inline import decode_npy_base64, encode_npy_base64
 from tests.services.inference_proxy.harness import (
     Running,
     pair,

@@ -4,7 +4,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from sideband.ids import SessionId
 
 from services.inference_proxy.sessions import Session
 from services.inference_proxy.wanted import (
@@ -13,6 +12,7 @@ from services.inference_proxy.wanted import (
     SessionDiscarded,
     while_wanted,
 )
+from sideband.ids import SessionId
 
 
 async def never() -> Any:

@@ -8,12 +8,12 @@ from typing import Any
 import httpx
 import pytest
 from pydantic import ValidationError
-from sideband.feed.codec import STEP_CONTENT_TYPE, Step, encode_step
-from sideband.feed.rank import RankFeed
-from sideband.ids import RunId
 
 from services.trainer_feed.app import create_app
 from services.trainer_feed.config import FeedSettings
+from sideband.feed.codec import STEP_CONTENT_TYPE, Step, encode_step
+from sideband.feed.rank import RankFeed
+from sideband.ids import RunId
 from tests.unit.feed.builders import make_step
 from tests.unit.feed.live import read_all
 

@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from sideband.batch.balance import CostWeights, balance
 from sideband.batch.first_fit import first_fit
 from sideband.batch.packing import PackingPlan, build_micro_batch

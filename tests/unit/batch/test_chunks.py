@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from sideband.batch.chunks import cut_chunk, pieces, positions_of
 from sideband.batch.packing import PackingPlan, build_micro_batch, pack
 from sideband.batch.rows import PlacedRows, mask_rows_of, rank_rows, routing_rows_of

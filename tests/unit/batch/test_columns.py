@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+
 from sideband.batch.columns import Runs
 
 VALUES = [0.0, -0.0, 1.5, float("nan"), float("inf")]

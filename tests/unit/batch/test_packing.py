@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from sideband.batch.columns import Runs
 from sideband.batch.packing import PackingPlan, pack
 from sideband.batch.types import MicroBatch, Sample, SequenceSpan

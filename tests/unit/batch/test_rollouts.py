@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 from hypothesis import given
+
 from sideband.batch.rollouts import BranchReport, samples_of
 from sideband.batch.types import Sample, Turn
 from sideband.ids import RolloutId, check_id

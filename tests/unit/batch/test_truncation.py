@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from sideband.batch.advantages import group_advantages
 from sideband.batch.coverage import check_routing
 from sideband.batch.truncation import truncate

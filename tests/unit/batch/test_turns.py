@@ -6,6 +6,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
+
 from sideband.batch.columns import Runs
 from sideband.batch.rollouts import BranchReport, MixedForms, RolloutLimits, samples_of
 from sideband.batch.types import Turn

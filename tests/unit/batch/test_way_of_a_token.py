@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from sideband.batch.chunks import cut_chunk
 from sideband.batch.packing import PackingPlan, pack
 from sideband.batch.rollouts import check_routing, samples_of, truncate

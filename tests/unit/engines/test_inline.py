@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+
 from sideband.engines.inline import (
     InvalidInlineMask,
     InvalidInlineRouting,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+
 from sideband.engines.npy import (
     NPY_HEADER_BYTES_MAX,
     InvalidInlineRouting,

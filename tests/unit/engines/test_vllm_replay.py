@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
 from sideband.engines.inline import choice_payload, encode_npy_base64, segments_of
 from sideband.ids import RequestId, RunId
 from sideband.masks.rows import MaskRows

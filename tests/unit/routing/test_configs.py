@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from sideband.model import ModelShape
 from sideband.routing import model_shape, routed_layers
 from sideband.routing.families import FAMILIES, Family

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import pytest
+
 from sideband.errors import InvalidInput
 from sideband.routing import (
     ContradictoryConfig,
@@ -12,7 +13,6 @@ from sideband.routing import (
     model_shape,
     routed_layers,
 )
-
 from tests.unit.routing.test_configs import read
 
 

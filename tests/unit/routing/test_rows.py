@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+
 from sideband.errors import InvalidInput
 from sideband.routing.rows import RowArray, scatter_layers, select_layers, valid_rows
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from sideband.feed.committer import StepCommitter
 from sideband.feed.micro_batch import RankMicroBatch
-
 from tests.unit.feed.builders import make_step
 from tests.unit.feed.live import LiveFeed, live_feed, plan_of, stored_samples
 
@@ -73,8 +73,9 @@ def test_uint8_experts_stay_unless_they_are_widened(tmp_path: Path) -> None:
 
 
 def test_a_data_worker_reads_ahead_and_the_main_process_commits(tmp_path: Path) -> None:
-    from sideband.torch.dataset import RankFeedDataset
     from torch.utils.data import DataLoader
+
+    from sideband.torch.dataset import RankFeedDataset
 
     steps = [a_step(tmp_path / str(number), number=number) for number in (1, 2)]
     steps[1] = make_step(step=2, form=None, dp_size=1, cp_size=1, seq_len=16)
