@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.batch.rows import PlacedRows, RankRows, mask_rows_of, rank_rows, routing_rows_of
 from sideband.batch.types import Align, Chunk
 from sideband.feed.codec import decode_chunk

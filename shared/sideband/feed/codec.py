@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import msgspec
+
 from sideband.batch.types import Chunk, Layout, MicroBatch
 from sideband.errors import InvalidInput
 from sideband.feed.errors import MalformedStep, UnreadableStep

@@ -8,6 +8,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.batch.columns import Column, Runs
 from sideband.feed.errors import MalformedStep
 

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Final, Self
 
 import zmq
+
 from sideband.feed.errors import FeedTimeout, RankRefused, StepFailed
 from sideband.feed.messages import (
     FROM_FEED,

@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.errors import InvalidInput
 from sideband.model import ModelShape
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 import zmq
+
 from sideband.errors import FeedError, SidebandError
 from sideband.feed.errors import FeedClosed, FeedTimeout, MalformedFrame, UnsupportedProtocol
 from sideband.feed.limits import STEP_BODY_BYTES_MAX

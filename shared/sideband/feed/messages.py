@@ -11,6 +11,7 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 from msgspec import Meta
+
 from sideband.batch.types import Layout
 from sideband.errors import InvalidInput
 from sideband.feed.errors import MalformedFrame, UnsupportedProtocol

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.batch.types import Align
 from sideband.ids import RunId
 
@@ -54,9 +55,11 @@ class RankMicroBatch:
         return len(self.input_ids[0])
 
     def digest(self) -> str:
-        """sha256 over every value: equal digests are bitwise equal micro batches."""
+        """sha256 over every value but the run's name: two runs of the same rollouts agree."""
         hasher = hashlib.sha256()
         for item in fields(self):
+            if item.name == "run_id":
+                continue
             value = getattr(self, item.name)
             if isinstance(value, np.ndarray):
                 hasher.update(f"{item.name}:{value.dtype.str}:{value.shape};".encode())

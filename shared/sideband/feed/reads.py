@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Final, Protocol, TypeVar
 
 import numpy as np
+
 from sideband.batch.rows import PlacedRows
 from sideband.feed.errors import FeedClosed, RankReadFailed
 from sideband.feed.layers import LayerChoice, RowArray, place_rows

@@ -10,6 +10,7 @@ from typing import Final, cast
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.batch.columns import Runs
 from sideband.batch.types import Chunk, MicroBatch, Piece, SequenceSpan
 from sideband.feed.columns import (

@@ -10,6 +10,7 @@ from math import prod
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.errors import InvalidInput
 from sideband.feed.columns import I32, U8, U32, from_bytes, int32, to_bytes, uint32
 from sideband.feed.errors import MalformedStep

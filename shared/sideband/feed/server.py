@@ -14,6 +14,7 @@ from typing import Final
 
 import zmq
 import zmq.asyncio
+
 from sideband.batch.chunks import cut_chunk
 from sideband.feed.answers import Answerer
 from sideband.feed.codec import Step, decode_step, encode_chunk

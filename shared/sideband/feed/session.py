@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
+
 from sideband.errors import SidebandError
 from sideband.feed.errors import MalformedFrame, RankRefused, StepFailed, StepMissing
 from sideband.feed.facts import FIRST, Place

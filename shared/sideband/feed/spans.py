@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+
 from sideband.batch.types import Piece, SequenceSpan
 from sideband.errors import InvalidId
 from sideband.feed.columns import I32, U32, int32, to_bytes, uint32

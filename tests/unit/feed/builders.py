@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.batch.columns import Runs
 from sideband.batch.packing import PackingPlan, pack
 from sideband.batch.types import Chunk, Layout, MicroBatch, Sample

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+
 from sideband.batch.types import Sample
 from sideband.feed.codec import Step, encode_step
 from sideband.feed.delivery import Delivery
@@ -23,7 +24,6 @@ from sideband.payload.root import PayloadRoot
 from sideband.payload.writer import write_payload
 from sideband.segments import InlineSegment
 from sideband.testing.batches import WIDE_MODEL, make_sample
-
 from tests.unit.feed.builders import RUN
 
 T = TypeVar("T")

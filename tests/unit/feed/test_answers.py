@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from sideband.feed.answers import Answerer
 from sideband.feed.delivery import Delivery
 from sideband.feed.messages import (
@@ -23,7 +24,6 @@ from sideband.feed.messages import (
     encode_message,
 )
 from sideband.feed.observer import FeedObserver
-
 from tests.unit.feed.delivery_builders import PLAN, facts_of
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from sideband.batch.chunks import cut_chunk
 from sideband.batch.packing import PackingPlan, pack
 from sideband.batch.types import Layout, Sample
@@ -13,7 +14,6 @@ from sideband.ids import RunId
 from sideband.segments import Form
 from sideband.testing.batch_strategies import plans, sample_lists
 from sideband.testing.batches import WIDE_MODEL, make_sample
-
 from tests.unit.feed.builders import assert_same_rows, make_step
 
 

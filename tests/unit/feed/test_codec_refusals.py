@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+
 from sideband.batch.chunks import cut_chunk
 from sideband.feed import codec
 from sideband.feed.codec import decode_chunk, decode_step, encode_chunk, encode_step
 from sideband.feed.errors import MalformedStep, UnreadableStep
 from sideband.segments import Form
 from sideband.testing.batches import NARROW_MODEL, WIDE_MODEL, make_sample
-
 from tests.unit.feed.builders import make_step
 
 Edit = Callable[[Any], Any]

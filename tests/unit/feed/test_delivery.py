@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from sideband.feed.delivery import Delivery
 from sideband.feed.errors import (
     FeedEnded,
@@ -19,7 +20,6 @@ from sideband.feed.facts import Abort, End, Hello, RankState, Release, Send
 from sideband.feed.held import DIGESTS_KEPT_MAX
 from sideband.ids import RunId
 from sideband.testing.batches import NARROW_MODEL, WIDE_MODEL
-
 from tests.unit.feed.delivery_builders import HELLO, PLAN, decisions, facts_of, hello_of, joined
 
 

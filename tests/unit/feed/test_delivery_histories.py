@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from sideband.feed.delivery import Delivery
 from sideband.feed.errors import FeedFull, RankRefused
 from sideband.feed.facts import Abort, End, FeedPlan, Hello, Place, Release, Send
 from sideband.ids import RunId
-
 from tests.unit.feed.delivery_builders import facts_of
 
 STEPS_HELD_MAX = 3

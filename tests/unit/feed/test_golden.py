@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 import pytest
+
 from sideband.batch.chunks import cut_chunk
 from sideband.feed.codec import decode_chunk, decode_step, encode_chunk, encode_step
 from sideband.feed.messages import (
@@ -36,7 +37,6 @@ from sideband.feed.messages import (
 )
 from sideband.segments import Form
 from sideband.testing.batches import WIDE_MODEL, make_sample
-
 from tests.unit.feed.builders import assert_same_rows, make_step
 
 GOLDEN: Final = Path(__file__).parents[2] / "golden"

@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 import zmq
+
 from sideband.errors import FeedError
 from sideband.feed.committer import StepCommitter
 from sideband.feed.errors import (
@@ -22,7 +23,6 @@ from sideband.feed.link import RankLink
 from sideband.feed.messages import CommittedMessage, HelloMessage, encode_message
 from sideband.feed.rank import RankFeed
 from sideband.feed.session import RankSession
-
 from tests.unit.feed.builders import make_step
 from tests.unit.feed.live import WAIT_S, in_parallel, live_feed, plan_of, read_all
 

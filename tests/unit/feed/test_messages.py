@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from sideband.feed.errors import MalformedFrame, UnsupportedProtocol
 from sideband.feed.limits import HEADER_BYTES_MAX, REASON_CHARS_MAX
 from sideband.feed.messages import (

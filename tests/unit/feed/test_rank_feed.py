@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from sideband.batch.chunks import cut_chunk
 from sideband.batch.rows import rank_rows
 from sideband.batch.types import Align, Layout
@@ -26,7 +27,6 @@ from sideband.feed.rank import RankFeed
 from sideband.feed.reads import RetryPlan
 from sideband.ids import RunId
 from sideband.testing.batches import NARROW_MODEL
-
 from tests.unit.feed.builders import make_step
 from tests.unit.feed.live import (
     WAIT_S,

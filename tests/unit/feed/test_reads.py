@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from sideband.batch.rows import PlacedRows
 from sideband.errors import FeedError
 from sideband.feed.errors import FeedClosed, FeedTimeout, RankReadFailed
@@ -19,7 +20,6 @@ from sideband.model import ModelShape
 from sideband.payload.errors import ChecksumMismatch, PayloadError, PayloadNotFound, StalePayload
 from sideband.segments import PayloadSegment
 from sideband.testing.batches import WIDE_MODEL, routing_segment
-
 from tests.unit.feed.builders import make_step
 from tests.unit.feed.live import live_feed, plan_of, stored_samples
 

@@ -1,6 +1,7 @@
 """A rank's side of the protocol, message by message, without a socket."""
 
 import pytest
+
 from sideband.feed.errors import MalformedFrame, RankRefused, StepFailed, StepMissing
 from sideband.feed.messages import (
     AbortMessage,
