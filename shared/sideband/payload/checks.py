@@ -5,6 +5,7 @@ SampledTokenNotKept (all PayloadRefused).
 """
 
 import numpy as np
+
 from sideband.masks.rows import MaskRows
 from sideband.masks.rules import first_row_without, first_unsorted_row, row_of_id, starts_agree
 from sideband.model import ModelShape

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.masks.rows import MaskRows
 
 RowArray = NDArray[np.uint8] | NDArray[np.uint16]

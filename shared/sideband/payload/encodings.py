@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 import numpy as np
+
 from sideband.masks import csr_bits
 from sideband.masks.bits import width_of
 from sideband.masks.rows import MaskRows

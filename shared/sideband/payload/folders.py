@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +20,7 @@ FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXE
 FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 FOLDER_MODE: Final = 0o775  # engines and trainers may run as different users of one group
 FILE_MODE: Final = 0o664
+TREE_DEPTH_MAX: Final = 32  # ours are 4 deep; each level costs a descriptor while it is removed
 
 
 @contextmanager
@@ -108,36 +109,35 @@ def _translated(file: str) -> Iterator[None]:
 
 
 @contextmanager
-def made_folders(root: Path, folders: Sequence[str], *, file: str) -> Iterator[list[int]]:
-    """Descriptors of the root and of each of ``folders``, made where absent.
+def staged(folder_fd: int, staging: str, name: str) -> Iterator[int]:
+    """A new file ``staging`` for writing, synced and renamed to ``name`` when the block succeeds.
 
-    The caller syncs them from the last to the first: another writer may have made one a moment
-    ago and not synced it yet. Raises OSError, PathEscapesRoot for a link on the way.
+    When anything fails before or in that, the file is removed. The caller syncs the folder.
+    Raises OSError.
     """
-    fds: list[int] = []
-    try:
-        fds.append(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        for name in folders:
-            try:
-                fds.append(os.open(name, FOLDER_FLAGS, dir_fd=fds[-1]))
-            except FileNotFoundError:
-                _make_folder(fds[-1], name)
-                fds.append(os.open(name, FOLDER_FLAGS, dir_fd=fds[-1]))
-            except OSError as exc:
-                if exc.errno in {errno.ENOTDIR, errno.ELOOP}:
-                    raise PathEscapesRoot(file, f"{name} is not a plain folder") from exc
-                raise
-        yield fds
-    finally:
-        for fd in reversed(fds):
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(staging, flags, FILE_MODE, dir_fd=folder_fd)
+    with removed_on_error(folder_fd, staging):
+        try:
+            yield fd
+            os.fsync(fd)
+        finally:
             os.close(fd)
+        os.rename(staging, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
 
 
-def _make_folder(parent_fd: int, name: str) -> None:
-    try:
-        os.mkdir(name, FOLDER_MODE, dir_fd=parent_fd)
-    except FileExistsError:
-        return  # another writer was faster: the same folder serves both
+@contextmanager
+def removed_on_error(folder_fd: int, name: str) -> Iterator[None]:
+    """Removes ``name`` unless the block succeeds; the first error is the one that is told."""
+    with ExitStack() as stack:
+        stack.callback(_remove_if_possible, folder_fd, name)
+        yield
+        stack.pop_all()
+
+
+def _remove_if_possible(folder_fd: int, name: str) -> None:
+    with suppress(OSError):  # what stays is a leftover for the sweep
+        os.unlink(name, dir_fd=folder_fd)
 
 
 def sync_folder(fd: int) -> None:
@@ -149,12 +149,14 @@ def sync_folder(fd: int) -> None:
             raise
 
 
-def remove_tree(parent_fd: int, name: str) -> int:
+def remove_tree(parent_fd: int, name: str, *, depth_max: int = TREE_DEPTH_MAX) -> int:
     """Remove ``name`` in ``parent_fd`` and all below it; returns the bytes of the files removed.
 
     Goes by descriptors and unlinks links instead of following them. What vanishes meanwhile is
-    fine. Raises OSError.
+    fine. Raises OSError, also for folders nested deeper than any of ours.
     """
+    if depth_max == 0:
+        raise OSError(errno.ELOOP, f"folders nested over {TREE_DEPTH_MAX} deep", name)
     try:
         folder_fd = os.open(name, FOLDER_FLAGS, dir_fd=parent_fd)
     except FileNotFoundError:
@@ -164,7 +166,10 @@ def remove_tree(parent_fd: int, name: str) -> int:
             raise
         return remove_file(parent_fd, name)
     try:
-        freed = sum(remove_tree(folder_fd, entry) for entry in os.listdir(folder_fd))
+        freed = sum(
+            remove_tree(folder_fd, entry, depth_max=depth_max - 1)
+            for entry in os.listdir(folder_fd)
+        )
     finally:
         os.close(folder_fd)
     remove_empty(parent_fd, name)

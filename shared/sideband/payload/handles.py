@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.payload.header import PayloadHeader, Section
 
 

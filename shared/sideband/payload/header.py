@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.model import ModelShape
 from sideband.payload.errors import (
     HeaderCorrupt,
@@ -24,6 +25,7 @@ from sideband.payload.layout import (
     BLOCK_ENTRY,
     BLOCKS_MAX,
     CHECKSUM,
+    CHOICE_MAX,
     FILE_BYTES_MAX,
     FLAGS,
     HEADER_BYTES_MAX,
@@ -46,7 +48,7 @@ Run = tuple[Position, Position, Count]  # position, row, rows
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One field of one choice. Keys and their meaning: docs/payload-format.md."""
 
-    choice: Annotated[int, msgspec.Meta(ge=0, le=ROWS_MAX)]
+    choice: Annotated[int, msgspec.Meta(ge=0, le=CHOICE_MAX)]
     field: Name
     encoding: Name
     dtype: Name
@@ -143,10 +145,9 @@ def parse_prefix(data: bytes, *, size_bytes: int, file: str) -> Prefix:
 def decode_header(text: bytes | memoryview, *, file: str) -> PayloadHeader:
     """The header out of its JSON, each value within its own bounds. Raises HeaderCorrupt."""
     try:
-        header = _HEADER.decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        return _HEADER.decode(text)
+    except msgspec.MsgspecError as exc:
         raise HeaderCorrupt(file, str(exc)) from exc
-    return header
 
 
 def index_bytes(header: PayloadHeader, prefix: Prefix, *, file: str) -> int:

@@ -1,5 +1,6 @@
 """Whole reads and writes over the partial ones of the operating system. Blocking."""
 
+import errno
 import os
 from collections.abc import Sequence
 from typing import Final
@@ -16,6 +17,8 @@ def write_all(fd: int, buffers: Sequence[Buffer]) -> None:
     first = 0
     while first < len(pending):
         written = os.writev(fd, pending[first : first + IOV_MAX])
+        if written == 0:  # neither progress nor an error: never loop on it
+            raise OSError(errno.EIO, "nothing was written")
         while first < len(pending) and written >= len(pending[first]):
             written -= len(pending[first])
             first += 1

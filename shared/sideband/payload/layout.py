@@ -25,6 +25,7 @@ HEADER_BYTES_MAX: Final = 1024 * 1024
 BLOCKS_MAX: Final = 1 << 20
 FILE_BYTES_MAX: Final = 1 << 48
 ROWS_MAX: Final = 1 << 31
+CHOICE_MAX: Final = ROWS_MAX
 
 # The arrays on disk are little-endian and are read in place, without a swap.
 assert sys.byteorder == "little", "Sideband runs on little-endian machines only"

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+
 from sideband.errors import InvalidId
 from sideband.ids import RunId, check_id
 from sideband.payload.errors import ForeignRoot, MissingMarker
-from sideband.payload.folders import FILE_MODE, sync_folder
+from sideband.payload.folders import staged, sync_folder
 from sideband.payload.io import write_all
 
 MARKER_NAME: Final = ".sideband-root.json"
@@ -66,14 +67,8 @@ def write_marker(root_fd: int, run_id: RunId) -> None:
     """Make the folder the root of ``run_id``, all or nothing. Raises OSError."""
     marker = RootMarker(format=_MARKER_FORMAT, version=1, run_id=run_id)
     staging = f"{MARKER_NAME}.{secrets.token_hex(8)}"  # two starters at once must not meet
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(staging, flags, FILE_MODE, dir_fd=root_fd)
-    try:
+    with staged(root_fd, staging, MARKER_NAME) as fd:
         write_all(fd, [msgspec.json.encode(marker)])
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.rename(staging, MARKER_NAME, src_dir_fd=root_fd, dst_dir_fd=root_fd)
     sync_folder(root_fd)
 
 

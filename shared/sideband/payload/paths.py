@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import xxhash
+
 from sideband.errors import InvalidId
 from sideband.ids import RequestId, RunId, check_id
 from sideband.payload.errors import OtherRunPayload, PathEscapesRoot
@@ -56,6 +57,11 @@ def version_of_folder(name: str) -> int | None:
     """The policy version of a folder below the root, or None when it is not one of ours."""
     match = _VERSION.fullmatch(name)
     return int(match[1]) if match else None
+
+
+def is_fan_out(name: str) -> bool:
+    """Whether a name below a run's folder is one of the 256 folders of files."""
+    return _FAN_OUT.fullmatch(name) is not None
 
 
 def fan_out(request_id: RequestId) -> str:
@@ -116,7 +122,7 @@ def parse_path(file: str, *, run_id: RunId, allow_staging: bool = False) -> Payl
         raise PathEscapesRoot(file, "must be v<k>/<run id>/<hh>/<name>.sbp")
     version_name, found_run, hh, name = parts
     version = version_of_folder(version_name)
-    if version is None or not is_id(found_run) or not _FAN_OUT.fullmatch(hh):
+    if version is None or not is_id(found_run) or not is_fan_out(hh):
         raise PathEscapesRoot(file, "must be v<k>/<run id>/<hh>/<name>.sbp")
     is_staging = target_name(name) != name
     if not is_payload_name(name) or (is_staging and not allow_staging):

@@ -10,6 +10,7 @@ from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.masks.rows import MaskRows
 from sideband.model import ModelShape
 from sideband.payload.columns import RowArray

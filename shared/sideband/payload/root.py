@@ -13,10 +13,11 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sideband.ids import RequestId, RunId, check_id
+from sideband.payload.durable import DurableFolders
 from sideband.payload.errors import (
     MissingMarker,
     OtherRun,
@@ -27,12 +28,13 @@ from sideband.payload.errors import (
 )
 from sideband.payload.folders import (
     listed,
-    made_folders,
     open_plain,
     opened_root,
     remove_empty,
     remove_file,
     remove_tree,
+    removed_on_error,
+    staged,
     sync_folder,
     walked,
 )
@@ -46,9 +48,11 @@ from sideband.payload.marker import (
 from sideband.payload.paths import (
     PayloadPath,
     fan_out,
+    is_fan_out,
     is_payload_name,
     parse_path,
     request_of_name,
+    staging_name,
     version_folder,
     version_of_folder,
 )
@@ -69,6 +73,10 @@ class PayloadRoot:
 
     path: Path
     run_id: RunId
+    durable: DurableFolders = field(default_factory=DurableFolders, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_id("run_id", self.run_id)  # it becomes a component of paths
 
     @classmethod
     def create(cls, path: Path, run_id: RunId, *, fresh: bool) -> "PayloadRoot":
@@ -80,7 +88,7 @@ class PayloadRoot:
         """
         check_id("run_id", run_id)
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            _make_root(path)
             with opened_root(path) as root_fd:
                 found = read_marker(root_fd, path)
                 if found is None:
@@ -96,10 +104,14 @@ class PayloadRoot:
         return cls(path, run_id)
 
     @classmethod
-    def open(cls, path: Path, *, run_id: RunId | None = None) -> "PayloadRoot":
+    def open(
+        cls, path: Path, *, run_id: RunId | None = None, durable: DurableFolders | None = None
+    ) -> "PayloadRoot":
         """The root at ``path``; with ``run_id`` only if it is that run's (OtherRun).
 
-        Raises MissingMarker when the folder is absent or no payload root.
+        A process that opens the root for each request (so that a wiped root is noticed) keeps one
+        ``durable`` and gives it each time: it saves syncs. Raises MissingMarker when the folder is
+        absent or no payload root.
         """
         try:
             with opened_root(path) as root_fd:
@@ -112,7 +124,7 @@ class PayloadRoot:
             raise MissingMarker(str(path), f"has no {MARKER_NAME}")
         if run_id is not None and found != run_id:
             raise OtherRun(str(path), found=found, expected=run_id)
-        return cls(path, found)
+        return cls(path, found, durable or DurableFolders())
 
     def open_file(self, file: str) -> int:
         """A descriptor for reading ``file``. The caller closes it."""
@@ -152,10 +164,8 @@ class PayloadRoot:
     def files(self, policy_version: int) -> Iterator[StoredFile]:
         """All files of one version of this run, staging leftovers too; what vanishes is skipped."""
         folders = (version_folder(policy_version), self.run_id)
-        for hh in listed(self.path, folders):
-            for name in listed(self.path, (*folders, hh)):
-                if not is_payload_name(name):
-                    continue
+        for hh in filter(is_fan_out, listed(self.path, folders)):
+            for name in self._names((*folders, hh)):
                 file = "/".join((*folders, hh, name))
                 stored = self._stored(parse_path(file, run_id=self.run_id, allow_staging=True))
                 if stored is not None:
@@ -175,6 +185,13 @@ class PayloadRoot:
                 return freed
         except PayloadNotFound:
             return 0
+
+    def _names(self, folders: tuple[str, ...]) -> list[str]:
+        """Payload files and leftovers in a folder; none in what only looks like one of ours."""
+        try:
+            return [name for name in listed(self.path, folders) if is_payload_name(name)]
+        except PathEscapesRoot:
+            return []
 
     def _has_version(self, policy_version: int) -> bool:
         folders = (version_folder(policy_version), self.run_id)
@@ -198,22 +215,36 @@ class PayloadRoot:
         return StoredFile(file=file, size_bytes=status.st_size, modified_s=status.st_mtime)
 
 
-def locate(payload_dir: Path, run_id: RunId | None = None) -> tuple[PayloadRoot, int]:
+def locate(
+    payload_dir: Path, run_id: RunId | None = None, *, durable: DurableFolders | None = None
+) -> tuple[PayloadRoot, int]:
     """The root and the policy version of an engine's ``payload_dir`` (``<its mount>/v<k>``).
 
-    Without ``run_id`` the marker says whose run it is. Raises MissingMarker, OtherRun.
+    Without ``run_id`` the marker says whose run it is; ``durable`` as in ``PayloadRoot.open``.
+    Raises MissingMarker, OtherRun.
     """
     policy_version = version_of_folder(payload_dir.name)
     if policy_version is None:
         raise MissingMarker(str(payload_dir), "a payload_dir ends in v<policy version>")
-    return PayloadRoot.open(payload_dir.parent, run_id=run_id), policy_version
+    return PayloadRoot.open(payload_dir.parent, run_id=run_id, durable=durable), policy_version
 
 
 @contextmanager
-def published(root: PayloadRoot, path: PayloadPath) -> Iterator[list[int]]:
-    """Folders made for one file to be written, as descriptors, root first. Raises WriteFailed."""
-    with _writing(str(path)), made_folders(root.path, path.folders, file=str(path)) as fds:
-        yield fds
+def published(root: PayloadRoot, path: PayloadPath) -> Iterator[int]:
+    """A descriptor to write the file of ``path`` to. The file appears when the block succeeds.
+
+    Written aside, synced, renamed, its folders synced. Raises WriteFailed, PathEscapesRoot; after
+    any error there is at most a staging file left.
+    """
+    file = str(path)
+    with (
+        _writing(file),
+        root.durable.made(root.path, path.folders, file=file) as fds,
+        removed_on_error(fds[-1], path.name),
+    ):
+        with staged(fds[-1], staging_name(path.name), path.name) as fd:
+            yield fd
+        root.durable.sync(fds, path.folders)
 
 
 @contextmanager
@@ -222,6 +253,15 @@ def _writing(file: str) -> Iterator[None]:
         yield
     except OSError as exc:
         raise WriteFailed(file, exc) from exc
+
+
+def _make_root(path: Path) -> None:
+    """Make the folder and those above it, each name durable."""
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in made:
+        with opened_root(folder.parent) as parent_fd:
+            sync_folder(parent_fd)
 
 
 def _wipe(root_fd: int) -> None:

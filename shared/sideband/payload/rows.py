@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.errors import InvalidInput
 from sideband.masks.rows import MaskRows
 from sideband.payload.columns import RowArray
@@ -22,7 +23,7 @@ from sideband.payload.errors import (
 from sideband.payload.handles import OpenPayload, OpenSection
 from sideband.payload.io import read_exactly
 from sideband.payload.layout import Buffer, checksum
-from sideband.segments import PayloadSegment
+from sideband.segments import Field, PayloadSegment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,7 +44,7 @@ class _Block:
 
 def read_routing_rows(payload: OpenPayload, segment: PayloadSegment, out: RowArray) -> None:
     """Fill ``out`` [N, layers, top-k]; whole raw blocks are read where they shall lie."""
-    opened = _section_of(payload, segment)
+    opened = _section_of(payload, segment, "routed_experts")
     encoding = ROUTING_ENCODINGS.get(opened.section.encoding)
     if encoding is None:
         raise UnsupportedEncoding(payload.file, opened.section.encoding)
@@ -83,7 +84,7 @@ def _decode_into(
 
 def read_mask_rows(payload: OpenPayload, segment: PayloadSegment) -> MaskRows:
     """The kept sets of the segment, N rows."""
-    opened = _section_of(payload, segment)
+    opened = _section_of(payload, segment, "sampling_mask")
     encoding = MASK_ENCODINGS.get(opened.section.encoding)
     if encoding is None:
         raise UnsupportedEncoding(payload.file, opened.section.encoding)
@@ -100,34 +101,29 @@ def read_mask_rows(payload: OpenPayload, segment: PayloadSegment) -> MaskRows:
     return parts[0] if len(parts) == 1 else MaskRows.concatenate(parts)
 
 
-def _section_of(payload: OpenPayload, segment: PayloadSegment) -> OpenSection:
+def _section_of(payload: OpenPayload, segment: PayloadSegment, field: Field) -> OpenSection:
     """The section that the segment names, after it was held against all that the file says."""
+    file = payload.file
     opened = payload.sections.get(segment.offset)
     if opened is None:
-        raise SegmentMismatch(
-            payload.file,
-            part="offset",
-            found=segment.offset,
-            expected=sorted(payload.sections),
-        )
+        offsets = sorted(payload.sections)
+        raise SegmentMismatch(file, part="offset", found=segment.offset, expected=offsets)
     section = opened.section
-    for part in ("field", "dtype", "shape"):
-        found, expected = getattr(segment, part), getattr(section, part)
+    for part, expected in (
+        ("field", field),  # a caller may ask for masks with a segment of routing
+        ("field", section.field),
+        ("dtype", section.dtype),
+        ("shape", section.shape),
+    ):
+        found = getattr(segment, part)
         if found != expected:
-            raise SegmentMismatch(payload.file, part=part, found=found, expected=expected)
-    if segment.row + segment.rows > section.rows:
-        raise SegmentBeyondSection(
-            payload.file, row=segment.row, rows=segment.rows, section_rows=section.rows
-        )
-    is_inside = any(
-        row <= segment.row and segment.row + segment.rows <= row + rows
-        for _, row, rows in section.runs
-    )
-    if not is_inside:
-        asked = (segment.row, segment.row + segment.rows)
-        raise SegmentMismatch(
-            payload.file, part="rows", found=asked, expected="rows without a gap between them"
-        )
+            raise SegmentMismatch(file, part=part, found=found, expected=expected)
+    first, stop = segment.row, segment.row + segment.rows
+    if stop > section.rows:
+        raise SegmentBeyondSection(file, row=first, rows=segment.rows, section_rows=section.rows)
+    if not any(row <= first < stop <= row + rows for _, row, rows in section.runs):
+        expected = "rows without a gap between them"
+        raise SegmentMismatch(file, part="rows", found=(first, stop), expected=expected)
     return opened
 
 

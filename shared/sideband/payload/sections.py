@@ -2,6 +2,7 @@
 
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.errors import InvalidInput
 from sideband.masks.csr_bits import START_BYTES
 from sideband.model import ModelShape
@@ -81,10 +82,18 @@ def _check_blocks(section: Section, blocks: NDArray[np.void], file: str) -> None
         raise SectionsMisplaced(file, f"blocks of {section.field} overlap or leave a hole")
     if int(ends[-1]) != section.offset + section.size_bytes or int(rows.sum()) != section.rows:
         raise SectionsMisplaced(file, f"blocks of {section.field} are not its bytes and rows")
-    if section.encoding == RAW.name and (sizes != rows * row_size_bytes(section)).any():
-        raise SectionsMisplaced(file, f"a raw block of {section.field} is not its rows")
-    if section.encoding == CSR_BITS.name and (sizes < (rows + 1) * START_BYTES).any():
-        raise SectionsMisplaced(file, f"a packed block of {section.field} lacks its starts")
+    _check_block_sizes(section, sizes, rows, file)
+
+
+def _check_block_sizes(
+    section: Section, sizes: NDArray[np.int64], rows: NDArray[np.int64], file: str
+) -> None:
+    """What the encodings of this reader say about a block's size. Others are refused when read."""
+    kind = (section.field, section.encoding)
+    if kind == ("routed_experts", RAW.name) and (sizes != rows * row_size_bytes(section)).any():
+        raise SectionsMisplaced(file, "a raw block is not its rows")
+    if kind == ("sampling_mask", CSR_BITS.name) and (sizes < (rows + 1) * START_BYTES).any():
+        raise SectionsMisplaced(file, "a packed block lacks its starts")
 
 
 def row_size_bytes(section: Section) -> int:

@@ -4,29 +4,33 @@ Rows are checked, then encoded block by block, then written aside without being 
 is synced, renamed and its folders synced before the call returns (docs/payload-format.md).
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
 
 import numpy as np
+
+from sideband.errors import InvalidInput
 from sideband.ids import RequestId, check_id
 from sideband.model import ModelShape, RowDtype
 from sideband.payload.checks import check_masks, valid_runs
 from sideband.payload.columns import ChoicePayload, MaskColumn, RoutingRows
 from sideband.payload.encodings import CSR_BITS, RAW, mask_blocks, routing_blocks
 from sideband.payload.errors import HeaderTooLarge
-from sideband.payload.folders import FILE_MODE, sync_folder
 from sideband.payload.header import PayloadHeader, Run, Section, encode_front, front_bytes
 from sideband.payload.io import write_all
-from sideband.payload.layout import BLOCK_BYTES_MAX, BLOCK_ENTRY, Buffer, aligned, checksum
-from sideband.payload.paths import PayloadPath, new_path, staging_name
+from sideband.payload.layout import (
+    BLOCK_BYTES_MAX,
+    BLOCK_ENTRY,
+    CHOICE_MAX,
+    Buffer,
+    aligned,
+    checksum,
+)
+from sideband.payload.paths import new_path
 from sideband.payload.refusals import DuplicateChoice
 from sideband.payload.root import PayloadRoot, published
 from sideband.segments import Field, PayloadSegment
-
-_CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +82,8 @@ def write_payload(
 
     Returns only when the file would survive a power cut. Arrays must not change meanwhile.
     Raises a PayloadRefused when a row breaks a rule (nothing is written), HeaderTooLarge,
-    PathEscapesRoot, WriteFailed (nothing is left but, at worst, a staging file for the sweep).
+    PathEscapesRoot, WriteFailed (nothing is left but, at worst, a staging file for the sweep);
+    InvalidInput for an id, a model or a choice that cannot be.
     """
     check_id("request_id", request_id)
     model.check()
@@ -95,7 +100,8 @@ def write_payload(
         sections=tuple(map(_section, parts)),
     )
     buffers, size_bytes = _assemble(header, parts)
-    _publish(root, path, buffers)
+    with published(root, path) as fd:
+        write_all(fd, buffers)
     segments = {
         choice.choice: tuple(
             segment
@@ -116,6 +122,8 @@ def _parts(choices: Sequence[ChoicePayload], model: ModelShape) -> tuple[list[_P
     rows_invalid = 0
     seen: set[int] = set()
     for choice in choices:
+        if not 0 <= choice.choice <= CHOICE_MAX:
+            raise InvalidInput("choice", choice.choice, f"must lie in [0, {CHOICE_MAX}]")
         if choice.choice in seen:
             raise DuplicateChoice(choice.choice)
         seen.add(choice.choice)
@@ -230,25 +238,3 @@ def _segments(part: _Part, file: str) -> list[PayloadSegment]:
         )
         for pos, row, rows in part.runs
     ]
-
-
-def _publish(root: PayloadRoot, path: PayloadPath, buffers: Sequence[Buffer]) -> None:
-    """Write aside, sync, rename, sync the folders from the file's up to the root."""
-    staging = staging_name(path.name)
-    with published(root, path) as folder_fds:
-        folder_fd = folder_fds[-1]
-        fd = os.open(staging, _CREATE, FILE_MODE, dir_fd=folder_fd)
-        is_renamed = False
-        try:
-            try:
-                write_all(fd, buffers)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            os.rename(staging, path.name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
-            is_renamed = True
-        finally:
-            if not is_renamed:
-                os.unlink(staging, dir_fd=folder_fd)
-        for parent_fd in reversed(folder_fds):
-            sync_folder(parent_fd)
