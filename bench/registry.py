@@ -21,6 +21,7 @@ MODULES: Final = (
     "feed",
     "curves",
     "files_curve",
+    "leases_curve",
 )
 Measure = Callable[[Scale], RowResult]
 

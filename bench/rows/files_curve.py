@@ -44,7 +44,7 @@ def measure(scale: Scale) -> RowResult:
         name="curve_files",
         title="Growth with files per chunk",
         setting=f"{rows} rows of {QWEN3_30B.row_size_bytes} B in {counts[0]} to {counts[-1]} "
-        "files, none of them open, one thread; the limit opens, reads and closes the same files whole",
+        "files, none of them open, one thread; the limit opens, reads and closes the same files",
         claims=[
             Claim(
                 what="exponent of ms over files",
