@@ -69,9 +69,7 @@ async def running_way(
     """All services of one run, started and stopped in order."""
     async with AsyncExitStack() as stack:
         feed_app = create_feed(
-            FeedSettings(
-                run_id=RUN, endpoint="tcp://127.0.0.1:*", cp_size=cp_size, layout=layout
-            )
+            FeedSettings(run_id=RUN, endpoint="tcp://127.0.0.1:*", cp_size=cp_size, layout=layout)
         )
         await stack.enter_async_context(feed_app.router.lifespan_context(feed_app))
         proxy = await stack.enter_async_context(running_proxy(engines, root=root))

@@ -1,0 +1,136 @@
+"""Multi-turn rollouts four ways, pair and colocated × inline and by handle: the same at each rank.
+
+The truth is made with plain lists (``rollouts``), and the four ways are compared bitwise.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sideband.batch.types import Layout
+from sideband.feed.micro_batch import RankMicroBatch
+from sideband.payload.reader import PayloadReader
+from sideband.payload.root import PayloadRoot
+from tests.field.rollouts import (
+    HF_CONFIG,
+    Branch,
+    agent,
+    check_branch,
+    check_routing,
+    long_one,
+    packed,
+)
+from tests.integration.way import Way, running_way
+from tests.services.inference_proxy.harness import RUN, pair
+from tests.services.inference_proxy.stub import MODEL, StubEngine
+
+SEQ_LEN = 48
+REWARDS = (1.0, 0.0, 0.5)
+ADVANTAGES = {"g-r0": 0.5, "g-r1": -0.5, "g-r2": 0.0, "long": 0.5}  # reward - mean; given
+Engines = Callable[[], dict[str, StubEngine]]
+
+
+def colocated() -> dict[str, StubEngine]:
+    """One engine."""
+    return {"c0": StubEngine()}
+
+
+def disobeying_pair() -> dict[str, StubEngine]:
+    """A decode engine that sends rows of the prompt too, made up."""
+    return {"p0": StubEngine("prefill"), "d0": StubEngine("decode", obeys=False)}
+
+
+async def play(
+    tmp_path: Path, engines: dict[str, StubEngine], *, by_handle: bool, cp_size: int, layout: Layout
+) -> tuple[list[list[RankMicroBatch]], dict[str, Branch], dict[str, Any]]:
+    """All ranks' micro batches of one run, what is expected of each sample, and what was seen."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(HF_CONFIG))
+    root = tmp_path / "root" if by_handle else None
+    expected: dict[str, Branch] = {}
+    async with running_way(
+        engines,
+        root=root,
+        model_config=config,
+        cp_size=cp_size,
+        layout=layout,
+        seq_len=SEQ_LEN,
+        step_rollouts=len(REWARDS) + 1,
+        deterministic=True,
+    ) as way:
+        for index, reward in enumerate(REWARDS):
+            branches = await agent(way, index, group="g", size=len(REWARDS), reward=reward)
+            _expect(expected, f"g-r{index}", branches)
+        _expect(expected, "long", await long_one(way, seq_len=SEQ_LEN))
+        seen = {"rows_on_disk": _rows_on_disk(root)}
+        await _drain(way)
+        return await way.train(), expected, seen
+
+
+def _expect(expected: dict[str, Branch], rollout: str, branches: list[Branch]) -> None:
+    expected.update({f"{rollout}.b{n}": branch for n, branch in enumerate(branches)})
+
+
+async def _drain(way: Way) -> None:
+    reply = await way.orchestrator.post("/v1/admin/drain")
+    assert reply.status_code < 300, reply.text
+
+
+def _rows_on_disk(root: Path | None) -> int:
+    if root is None:
+        return 0
+    opened = PayloadRoot.open(root, run_id=RUN)
+    reader = PayloadReader(opened, model=MODEL)
+    files = [stored.file for k in opened.versions() for stored in opened.files(k)]
+    sections = [section for file in files for section in reader.header(file).sections]
+    reader.close()
+    return sum(s.rows for s in sections if s.field == "routed_experts")
+
+
+def check_all(batches: list[list[RankMicroBatch]], expected: dict[str, Branch]) -> None:
+    """Every sample is at the ranks once, and as it must be."""
+    found = []
+    for row in packed(batches):
+        bounds = row["cu_seqlens"].tolist()
+        for place, sample in enumerate(row["sample_ids"].tolist()):
+            if sample:
+                check_branch(row, bounds[place], bounds[place + 1], expected[sample])
+                advantage = ADVANTAGES[sample.split(".")[0]]
+                at = slice(bounds[place], bounds[place + 1])
+                trained = row["loss_mask"][at]
+                assert row["advantages"][at].tolist() == [advantage * bool(t) for t in trained]
+                is_cut = sample == "long.b0"
+                check_routing(row, bounds[place], expected[sample], is_cut=is_cut)
+                found.append(sample)
+    assert sorted(found) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("cp_size", "layout"), [(1, "contiguous"), (2, "contiguous"), (2, "zigzag")]
+)
+async def test_four_ways_give_each_rank_the_same_bits_and_the_truth(
+    tmp_path: Path, cp_size: int, layout: Layout
+) -> None:
+    ways: list[tuple[str, Engines, bool]] = [
+        ("colocated-inline", colocated, False),
+        ("colocated-handle", colocated, True),
+        ("pair-inline", pair, False),
+        ("pair-handle", disobeying_pair, True),
+    ]
+    digests = {}
+    for name, engines, by_handle in ways:
+        folder = tmp_path / name
+        folder.mkdir()
+        batches, expected, seen = await play(
+            folder, engines(), by_handle=by_handle, cp_size=cp_size, layout=layout
+        )
+        check_all(batches, expected)
+        digests[name] = [[batch.digest() for batch in rank] for rank in batches]
+        if name == "colocated-handle":
+            # Three times tokens that ran of the main line and of the fork, then the long one.
+            new = (19 - 1) + (13 - 1 - 7)
+            assert seen["rows_on_disk"] == 3 * new + (SEQ_LEN + 3 - 1), "no row was written twice"
+    assert len({str(each) for each in digests.values()}) == 1, digests
