@@ -5,7 +5,7 @@ SIDEBAND_TORCH ?= 1
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow lint types check openapi lock up down build clean torch
+.PHONY: help bench bench-full demo test test-fast test-slow lint types check openapi lock up down build clean torch
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -38,6 +38,12 @@ test-fast: torch ## the fast tier: unit, properties, golden, services in process
 
 test-slow: torch ## real processes and containers; skipped by name where no engine runs
 	$(PYTEST) -m "e2e or docker"
+
+bench: .venv/.ready ## measure both sides in one run; writes docs/performance.md (a few minutes)
+	$(BIN)/python -m bench --out docs
+
+bench-full: .venv/.ready ## the big rows too
+	$(BIN)/python -m bench --full --out docs
 
 lint: .venv/.ready ## ruff: format and rules
 	$(BIN)/ruff format --check .
