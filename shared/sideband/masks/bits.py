@@ -41,7 +41,8 @@ def pack_ids(ids_M: NDArray[np.int32], width: int) -> NDArray[np.uint8]:
         words[:, word] |= ids[:, lane] << np.uint64(shift)
         if shift + width > _WORD_BITS:  # the id straddles two words
             words[:, word + 1] |= ids[:, lane] >> np.uint64(_WORD_BITS - shift)
-    stream = words.view(np.uint8).reshape(groups, -1)[:, :width].reshape(-1)
+    octets = words.view(np.uint8).reshape(groups, _words(width) * 8)[:, :width]
+    stream = np.ascontiguousarray(octets).reshape(-1)  # at width 1 reshape alone keeps the stride
     return stream[: packed_bytes(count, width)]
 
 
