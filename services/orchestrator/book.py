@@ -12,10 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from sideband.batch.columns import Runs
-from sideband.batch.rows import NEUTRAL_ADVANTAGE
-from sideband.batch.types import Sample
-from sideband.ids import LeaseId, RolloutId, RunId
 
 from services.orchestrator.groups import GroupResult, Groups
 from services.orchestrator.lifecycle import Run
@@ -32,6 +28,10 @@ from services.orchestrator.records import (
 )
 from services.orchestrator.retention import Holder, Retention
 from services.orchestrator.staleness import is_stale
+from sideband.batch.columns import Runs
+from sideband.batch.rows import NEUTRAL_ADVANTAGE
+from sideband.batch.types import Sample
+from sideband.ids import LeaseId, RolloutId, RunId, SessionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,7 @@ class Book:
         self.leases: dict[LeaseId, Lease] = {}
         self.open_leases: dict[LeaseId, Lease] = {}
         self.lease_of: dict[RolloutId, LeaseId] = {}
+        self.leases_of_session: dict[SessionId, set[LeaseId]] = {}  # also of ended ones
         self.rollouts: dict[RolloutId, Rollout] = {}
         self.held: dict[RolloutId, Rollout] = {}  # waiting or ready
         self.groups = Groups(closed_max=rules.history_max)
@@ -82,6 +83,8 @@ class Book:
         self.leases.pop(lease.lease_id, None)  # so that the order is that of the last change
         self.leases[lease.lease_id] = lease
         self.lease_of[lease.rollout_id] = lease.lease_id
+        if lease.session_id is not None:
+            self.leases_of_session.setdefault(lease.session_id, set()).add(lease.lease_id)
         if lease.state is LeaseState.OPEN:
             self.open_leases[lease.lease_id] = lease
         else:
@@ -91,7 +94,31 @@ class Book:
         if excess > 0:
             ended = (key for key, known in self.leases.items() if known.state in ENDED_STATES)
             for lease_id in [key for key, _ in zip(ended, range(excess), strict=False)]:
-                del self.lease_of[self.leases.pop(lease_id).rollout_id]
+                self._forget_lease(self.leases.pop(lease_id))
+
+    def _forget_lease(self, lease: Lease) -> None:
+        del self.lease_of[lease.rollout_id]
+        if lease.session_id is not None:
+            sharing = self.leases_of_session[lease.session_id]
+            sharing.discard(lease.lease_id)
+            if not sharing:
+                del self.leases_of_session[lease.session_id]
+
+    def discard_session(self, change: Change, lease: Lease) -> None:
+        """Have the proxy delete what the lease's session wrote, also what no turn named.
+
+        Not when a rollout of another choice of the same requests may still train on it: then what
+        no turn named is left to the sweep.
+        """
+        if lease.session_id is None:
+            return
+        for lease_id in self.leases_of_session.get(lease.session_id, set()) - {lease.lease_id}:
+            other = self.leases[lease_id]
+            rollout = self.rollouts.get(other.rollout_id)
+            is_kept = rollout is not None and rollout.state is not RolloutState.DROPPED
+            if is_kept or other.state is LeaseState.OPEN:
+                return
+        change.discard_sessions.append(lease.session_id)
 
     def put_rollout(self, change: Change, rollout: Rollout) -> None:
         """Record a rollout's new state."""
@@ -133,8 +160,7 @@ class Book:
         """An open lease ends without a delivery: its group goes on without it."""
         self.put_lease(change, replace(lease, state=state, reason=reason))
         change.delete_files += self.retention.release(Holder("lease", lease.lease_id))
-        if lease.session_id is not None:
-            change.discard_sessions.append(lease.session_id)
+        self.discard_session(change, lease)
         result = self.groups.fail(lease.group_id, lease.rollout_id, now_s=now_s)
         if result is not None:
             self.settle_group(change, result)

@@ -6,9 +6,6 @@ by its group for the request's other choices) or given up.
 
 from dataclasses import dataclass, field, replace
 
-from sideband.batch.types import Sample
-from sideband.ids import RolloutId
-
 from services.kit.problems import Problem
 from services.orchestrator.book import Book
 from services.orchestrator.errors import (
@@ -28,6 +25,8 @@ from services.orchestrator.records import (
     Tally,
 )
 from services.orchestrator.retention import Holder
+from sideband.batch.types import Sample
+from sideband.ids import RolloutId
 
 _BY_LEASE = {
     LeaseState.ABORTED: DropReason.ABORTED,
@@ -97,17 +96,20 @@ def _collect(book: Book, change: Change, delivery: Delivery, lease: Lease, now_s
     delivery = _checked(book, delivery, lease)
     if lease.group_size > 1:  # its group is open: this member has not ended yet
         book.retention.hold(Holder("group", lease.group_id), delivery.files_shared)
-    change.delete_files += book.retention.release(Holder("lease", lease.lease_id))
     rollout = _record(lease, delivery)
     if rollout.state is RolloutState.DROPPED:
         book.put_rollout(change, rollout)
+        book.discard_session(change, lease)  # an attempt may have left more than it names
     else:
-        book.retention.hold(Holder("rollout", rollout.rollout_id), rollout.files)
+        gone = book.retention.hold(Holder("rollout", rollout.rollout_id), rollout.files)
+        assert not gone, "checked above"
         change.bodies[rollout.rollout_id] = delivery.body
         if rollout.state is RolloutState.READY:
             book.make_ready(change, rollout)
         else:
             book.put_rollout(change, rollout)
+    # Only now: what the rollout keeps must never be without a holder.
+    change.delete_files += book.retention.release(Holder("lease", lease.lease_id))
     change.delete_files += book.retention.discard(delivery.files)
     _end_member(book, change, lease, delivery.reward, is_rewarded, now_s)
     return book.rollouts[rollout.rollout_id]
