@@ -17,6 +17,7 @@ from typing import Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.masks.rows import MaskRows
 from sideband.model import ModelShape
 from sideband.routing.rows import RowArray

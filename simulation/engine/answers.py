@@ -6,7 +6,6 @@ from typing import Any
 from sideband.engines.inline import encode_npy_base64, encode_sampling_mask
 from sideband.model import ModelShape
 from sideband.routing.rows import scatter_layers
-
 from simulation.engine.outcomes import Outcome
 from simulation.engine.wire import GenerateRequest, Json, logprob_content, usage
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
-from sideband.errors import SidebandError
 
+from sideband.errors import SidebandError
 from simulation.engine.answers import stream_bodies
 from simulation.engine.service import Engine, EngineDead, MaskRefused, Run
 from simulation.engine.settings import EngineSettings

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+
 from sideband.errors import SidebandError
 from sideband.ids import RequestId, RunId, check_id
 from sideband.model import ModelShape
 from sideband.payload import ChoicePayload, MaskColumn, PayloadRoot, RoutingRows, write_payload
-
 from simulation.engine.outcomes import Outcome
 from simulation.engine.wire import BadRequest, SamplingParams
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
 from sideband.masks.rows import MaskRows
 from sideband.routing.rows import RowArray
-
 from simulation.engine.wire import SamplingParams
 from simulation.truth import Sampling, Truth, mix
 

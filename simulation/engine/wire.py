@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+
 from sideband.model import VOCAB_SIZE_MAX
 
 TOKENS_MAX: Final = 1 << 20

@@ -1,0 +1,140 @@
+"""Puts the chunks of context-parallel ranks together again, and cuts sequences out of them. Pure
+but for reading what ranks wrote.
+
+Legend: L tokens of a packed row, N rows of one chunk, T tokens of a sequence, M kept ids.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sideband.masks.rows import MaskRows
+from sideband.routing.rows import RowArray
+from simulation.rank import DUMP_SUFFIX
+
+Place = tuple[int, int, int]  # step, micro batch, data rank
+PER_TOKEN: Final = (
+    "input_ids",
+    "labels",
+    "loss_mask",
+    "advantages",
+    "logprobs",
+    "temperatures",
+    "position_ids",
+    "routing_valid",
+)
+
+
+class IncompleteRow(Exception):
+    """Chunks that do not tile their packed row, or disagree about it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankDump:
+    """One micro batch as one rank got it."""
+
+    plain: dict[str, Any]
+    arrays: dict[str, NDArray[Any]]
+
+    @property
+    def place(self) -> Place:
+        """Which micro batch it is a part of."""
+        return (self.plain["step"], self.plain["index"], self.plain["dp_rank"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sequence:
+    """One sequence as the ranks of a data rank got it together; labels' alignment ("next")."""
+
+    sample_id: str | None
+    env_name: str
+    columns: dict[str, NDArray[Any]]  # [T] each, PER_TOKEN
+    routing: RowArray | None  # [T, layers, top-k]
+    masks: MaskRows  # T rows
+
+
+def load_dumps(folder: Path) -> list[RankDump]:
+    """Everything that ranks wrote into a folder, by place and context-parallel rank."""
+    dumps = []
+    for path in sorted(folder.glob(f"*{DUMP_SUFFIX}")):
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        plain = json.loads(arrays.pop("plain").tobytes())
+        dumps.append(RankDump(plain=plain, arrays=arrays))
+    return dumps
+
+
+def by_place(dumps: list[RankDump]) -> dict[Place, list[RankDump]]:
+    """The chunks of each packed row, by context-parallel rank."""
+    rows: dict[Place, list[RankDump]] = defaultdict(list)
+    for dump in dumps:
+        rows[dump.place].append(dump)
+    return {
+        place: sorted(parts, key=lambda part: int(part.plain["cp_rank"]))
+        for place, parts in sorted(rows.items())
+    }
+
+
+def sequences_of(parts: list[RankDump]) -> Iterator[tuple[Sequence, Sequence]]:
+    """Each sequence of one packed row, and the padding behind it. Raises IncompleteRow."""
+    row = _whole_row(parts)
+    boundaries = row.arrays["cu_seqlens"].tolist()
+    lengths = row.arrays["sequence_lengths"].tolist()
+    for index, length in enumerate(lengths):
+        start, stop = boundaries[index], boundaries[index + 1]
+        yield _cut(row, index, start, start + length), _cut(row, index, start + length, stop)
+
+
+def _whole_row(parts: list[RankDump]) -> RankDump:
+    """One dump with all rows of all chunks, in packed order."""
+    first = parts[0]
+    for part in parts[1:]:
+        for name in ("cu_seqlens", "sequence_lengths"):
+            if not np.array_equal(part.arrays[name], first.arrays[name]):
+                raise IncompleteRow(f"{first.place}: {name} differs between context ranks")
+        if part.plain["sample_ids"] != first.plain["sample_ids"]:
+            raise IncompleteRow(f"{first.place}: sample ids differ between context ranks")
+    positions = np.concatenate([part.arrays["packed_positions"] for part in parts])
+    row_tokens = int(first.arrays["cu_seqlens"][-1])
+    order = np.argsort(positions, kind="stable")
+    if not np.array_equal(positions[order], np.arange(row_tokens)):
+        raise IncompleteRow(f"{first.place}: chunks do not tile {row_tokens} tokens")
+    arrays = {name: first.arrays[name] for name in ("cu_seqlens", "sequence_lengths")}
+    for name in PER_TOKEN:
+        arrays[name] = np.concatenate([part.arrays[name][0] for part in parts])[order]
+    if "routed_experts" in first.arrays:
+        rows = np.concatenate([part.arrays["routed_experts"][0] for part in parts])
+        arrays["routed_experts"] = rows[order]
+    masks = MaskRows.concatenate(
+        [MaskRows(part.arrays["mask_starts"], part.arrays["mask_ids"]) for part in parts]
+    )
+    arrays["mask_starts"], arrays["mask_ids"] = _reordered(masks, order)
+    return RankDump(plain=first.plain, arrays=arrays)
+
+
+def _reordered(
+    masks: MaskRows, order: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    counts = np.diff(masks.starts_N)[order]
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    first_M = np.repeat(masks.starts_N[:-1][order], counts)
+    within_M = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
+    return starts, masks.ids_M[first_M + within_M]
+
+
+def _cut(row: RankDump, index: int, start: int, stop: int) -> Sequence:
+    routing = row.arrays.get("routed_experts")
+    masks = MaskRows(row.arrays["mask_starts"], row.arrays["mask_ids"])
+    return Sequence(
+        sample_id=row.plain["sample_ids"][index],
+        env_name=row.plain["env_names"][index],
+        columns={name: row.arrays[name][start:stop] for name in PER_TOKEN},
+        routing=None if routing is None else routing[start:stop],
+        masks=masks.slice(start, stop),
+    )

@@ -1,0 +1,198 @@
+"""The environment: runs planned rollouts against the proxy, several at a time.
+
+With an orchestrator each rollout is leased first and delivered at its end; without one it is only
+recorded, and its policy version is 0.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import httpx
+import numpy as np
+import orjson
+
+from simulation.bodies import Json, encode, rollout_body, turn_body
+from simulation.plan import RolloutPlan, TurnPlan, next_prompt
+
+ABORT_AFTER_S: Final = 0.02  # within the first turn of a rollout that is given up
+RETRY_WAIT_S: Final = 0.1
+RETRIES_MAX: Final = 600  # a paused orchestrator, or a proxy whose engines restart
+
+
+class RequestRefused(Exception):
+    """A service answered with an error that asking again does not mend."""
+
+    def __init__(self, what: str, answer: httpx.Response) -> None:
+        super().__init__(f"{what}: {answer.status_code} {answer.text[:500]}")
+
+
+@dataclass(slots=True, kw_only=True)
+class Traffic:
+    """What the environment sent and got."""
+
+    turns: int = 0
+    answer_bytes: int = 0
+    rollout_bytes: int = 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Environment:
+    """Runs rollouts. ``bodies`` holds each finished one as it is delivered."""
+
+    client: httpx.AsyncClient
+    proxy_url: str
+    orchestrator_url: str | None
+    vocab_size: int
+    concurrency: int = 10
+    headers: dict[str, str] = field(default_factory=dict)  # credentials of the services
+    on_rollout: Callable[[], None] = lambda: None
+    traffic: Traffic = field(default_factory=Traffic)
+    bodies: dict[str, Json] = field(default_factory=dict)
+
+    async def run(self, plans: Sequence[RolloutPlan]) -> None:
+        """All rollouts, started in order. Raises RequestRefused and httpx errors."""
+        slots = asyncio.Semaphore(self.concurrency)
+
+        async def one(plan: RolloutPlan) -> None:
+            async with slots:
+                await self._rollout(plan)
+                self.on_rollout()
+
+        async with asyncio.TaskGroup() as group:
+            for plan in plans:
+                group.create_task(one(plan))
+
+    async def _rollout(self, plan: RolloutPlan) -> None:
+        lease = await self._lease(plan)
+        turns: list[Json] = []
+        sequence = plan.prompt_ids
+        for number, turn in enumerate(plan.turns):
+            prompt = next_prompt(sequence, turn, vocab_size=self.vocab_size)
+            request_id = f"{plan.rollout_id}.t{number}"
+            work = self._generate(plan, turn, request_id, prompt.tolist(), lease)
+            if plan.ending == "aborted" and number == len(plan.turns) - 1:
+                await self._abort(work, plan, lease)
+                return
+            content = await work
+            self.traffic.turns += 1
+            self.traffic.answer_bytes += len(content)
+            answer = joined_events(content) if turn.is_streamed else orjson.loads(content)
+            turns.append(turn_body(request_id, prompt.tolist(), plan, answer))
+            completion = np.array(turns[-1]["completion_token_ids"], np.int32)
+            sequence = np.concatenate([prompt, completion])
+        await self._deliver(plan, rollout_body(plan, turns))
+
+    async def _lease(self, plan: RolloutPlan) -> Json:
+        if self.orchestrator_url is None:
+            return {"policy_version": 0}
+        body = {
+            "rollout_id": plan.rollout_id,
+            "group_id": plan.group_id,
+            "group_size": plan.group_size,
+            "env_name": plan.env_name,
+            "session_id": plan.rollout_id,
+        }
+        answer = await self._ask("POST", f"{self.orchestrator_url}/v1/leases", json=body)
+        lease: Json = answer.json()
+        return lease
+
+    async def _generate(
+        self,
+        plan: RolloutPlan,
+        turn: TurnPlan,
+        request_id: str,
+        prompt_ids: list[int],
+        lease: Json,
+    ) -> bytes:
+        body = {
+            "request_id": request_id,
+            "token_ids": prompt_ids,
+            "sampling_params": {
+                "max_tokens": turn.tokens_max,
+                "temperature": plan.temperature,
+                "top_k": plan.top_k,
+                "top_p": 1.0,
+                "seed": plan.sampling_seed,
+                "logprobs": 0,
+            },
+            "stream": turn.is_streamed,
+        }
+        headers = {
+            **self.headers,
+            "X-Sideband-Kind": "train",
+            "X-Sideband-Session": plan.rollout_id,
+            "X-Sideband-Policy-Version": str(lease["policy_version"]),
+        }
+        url = f"{self.proxy_url}/inference/v1/generate"
+        answer = await self._ask("POST", url, json=body, headers=headers)
+        return answer.content
+
+    async def _abort(
+        self, work: Coroutine[Any, Any, bytes], plan: RolloutPlan, lease: Json
+    ) -> None:
+        """Go away in the middle of a request, then give the rollout up."""
+        task = asyncio.ensure_future(work)
+        await asyncio.wait({task}, timeout=ABORT_AFTER_S)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        if self.orchestrator_url is not None:
+            url = f"{self.orchestrator_url}/v1/leases/{lease['lease_id']}"
+            await self._ask("DELETE", url)
+        else:
+            url = f"{self.proxy_url}/v1/sessions/{plan.rollout_id}?delete_files=true"
+            await self._ask("DELETE", url, missing_is_fine=True)
+
+    async def _deliver(self, plan: RolloutPlan, body: Json) -> None:
+        self.bodies[plan.rollout_id] = body
+        content, kind = encode(body, is_binary=plan.is_binary)
+        self.traffic.rollout_bytes += len(content)
+        if self.orchestrator_url is not None:
+            url = f"{self.orchestrator_url}/v1/rollouts"
+            headers = {**self.headers, "content-type": kind}
+            await self._ask("POST", url, content=content, headers=headers)
+
+    async def _ask(
+        self, method: str, url: str, *, missing_is_fine: bool = False, **options: Any
+    ) -> httpx.Response:
+        """One call, again while the service says that it will be able to later."""
+        options.setdefault("headers", self.headers)
+        for _ in range(RETRIES_MAX):
+            answer = await self.client.request(method, url, **options)
+            if answer.status_code not in {429, 503}:
+                break
+            await asyncio.sleep(RETRY_WAIT_S)
+        if not answer.is_success and not (missing_is_fine and answer.status_code == 404):
+            raise RequestRefused(f"{method} {url}", answer)
+        return answer
+
+
+def joined_events(content: bytes) -> Json:
+    """A streamed answer as the whole one that it is the parts of."""
+    whole: Json = {"choices": [{"token_ids": [], "logprobs": {"content": []}}]}
+    choice = whole["choices"][0]
+    masks: list[list[int]] = []
+    for line in content.splitlines():
+        if not line.startswith(b"data: {"):
+            continue
+        event: Json = orjson.loads(line[6:])
+        whole |= {name: value for name, value in event.items() if name != "choices"}
+        for part in event["choices"]:
+            choice["token_ids"] += part["token_ids"]
+            choice["logprobs"]["content"] += part["logprobs"]["content"]
+            masks += part.get("sampling_mask") or []
+            ends = ("finish_reason", "routed_experts", "weight_versions")
+            choice |= {name: part[name] for name in ends if part.get(name) is not None}
+    choice["sampling_mask"] = masks or None
+    return whole
+
+
+@contextlib.asynccontextmanager
+async def http_client() -> AsyncIterator[httpx.AsyncClient]:
+    """A client with deadlines and without the environment's proxies."""
+    limits = httpx.Limits(max_connections=256, keepalive_expiry=2.0)
+    async with httpx.AsyncClient(timeout=120.0, limits=limits, trust_env=False) as client:
+        yield client

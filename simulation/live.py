@@ -1,0 +1,107 @@
+"""A live run: rollouts arrive while steps train and weights change, as in production."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from simulation.environment import Environment
+from simulation.plan import RolloutPlan
+from simulation.replay import RunStopped, stray_files
+
+POLL_S: Final = 0.05
+END_TIMEOUT_S: Final = 300.0
+EMPTY_TIMEOUT_S: Final = 15.0  # the proxy looks twice for files of lost attempts
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LiveRun:
+    """Clients of a running system: environment, weight updater, and whoever ends the run."""
+
+    client: httpx.AsyncClient
+    proxy_url: str
+    orchestrator_url: str
+    feed_url: str
+    engine_urls: Sequence[str]
+    headers: dict[str, str] = field(default_factory=dict)
+    watch: Callable[[], None] = lambda: None  # raises when a process died
+    applied: int = 0
+
+    async def run(self, environment: Environment, plans: Sequence[RolloutPlan]) -> None:
+        """Roll out everything and train on it. Raises RunStopped, RequestRefused."""
+        updater = asyncio.create_task(self._update_weights())
+        try:
+            await self._while_updating(updater, environment.run(plans))
+            await self._post(f"{self.orchestrator_url}/v1/admin/drain")
+            await self._while_updating(updater, self._ended())
+        finally:
+            updater.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await updater
+
+    async def _while_updating(self, updater: "asyncio.Task[None]", work: Awaitable[None]) -> None:
+        """``work``, unless the updater fails first: then its error."""
+        task = asyncio.ensure_future(work)
+        await asyncio.wait({task, updater}, return_when=asyncio.FIRST_COMPLETED)
+        if updater.done() and not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            updater.result()
+        await task
+
+    async def _update_weights(self) -> None:
+        """When all ranks have committed a step, its weights go to every engine, then the proxy."""
+        while True:
+            self.watch()
+            answer = await self._get(f"{self.feed_url}/v1/acknowledgements")
+            committed = int(answer["committed_step"] or 0)
+            if committed > self.applied:
+                for url in self.engine_urls:
+                    await self._post(
+                        f"{url}/update_weight_version", {"weight_version": str(committed)}
+                    )
+                body = {"policy_version": committed}
+                await self._post(f"{self.proxy_url}/v1/policy-version", body)
+                self.applied = committed
+            await asyncio.sleep(POLL_S)
+
+    async def _ended(self) -> None:
+        async with asyncio.timeout(END_TIMEOUT_S):
+            while True:
+                run = await self._get(f"{self.orchestrator_url}/v1/run")
+                if run["phase"] == "ended":
+                    return
+                if run["phase"] == "stopped" or run["feed_failure"]:
+                    raise RunStopped(run["reason"] or run["feed_failure"])
+                await asyncio.sleep(POLL_S)
+
+    async def _get(self, url: str) -> dict[str, Any]:
+        answer = await self.client.get(url, headers=self.headers)
+        return _body(answer)
+
+    async def _post(self, url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        answer = await self.client.post(url, json=body, headers=self.headers)
+        return _body(answer)
+
+
+def _body(answer: httpx.Response) -> dict[str, Any]:
+    if not answer.is_success:
+        request = answer.request
+        raise RunStopped(
+            f"{request.method} {request.url}: {answer.status_code} {answer.text[:500]}"
+        )
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+async def emptied(root: Path) -> list[Path]:
+    """What is left in a root that should become empty, after a bounded wait."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(EMPTY_TIMEOUT_S):
+            while await asyncio.to_thread(stray_files, root):
+                await asyncio.sleep(POLL_S)
+    return await asyncio.to_thread(stray_files, root)

@@ -1,0 +1,74 @@
+"""One trainer rank: takes its micro batches, keeps what it got for the checker, commits."""
+
+import json
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sideband import ModelShape, RankFeed, RankMicroBatch
+from simulation.memory import peak_bytes, resident_bytes
+
+DUMP_SUFFIX: Final = ".npz"
+DONE_SUFFIX: Final = ".done.json"  # written last: the rank saw the end of the feed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSettings:
+    """Which rank, of which feed, and where it puts what it got."""
+
+    endpoint: str
+    dp_rank: int
+    cp_rank: int
+    global_rank: int
+    payload_root: Path | None
+    run_id: str
+    model: ModelShape
+    out: Path
+    step_timeout_s: float = 120.0
+
+
+def run_rank(settings: RankSettings) -> None:
+    """Until the feed ends. Raises what RankFeed raises: a rank that fails exits non-zero."""
+    settings.out.mkdir(parents=True, exist_ok=True)
+    idle_bytes = resident_bytes(os.getpid())
+    with RankFeed(
+        settings.endpoint,
+        dp_rank=settings.dp_rank,
+        cp_rank=settings.cp_rank,
+        global_rank=settings.global_rank,
+        payload_root=settings.payload_root,
+        run_id=settings.run_id,
+        model=settings.model,
+        step_timeout_s=settings.step_timeout_s,
+    ) as feed:
+        for step in feed:
+            for batch in step:
+                dump(batch, settings)
+            step.commit()
+    grown_bytes = max(0, peak_bytes(os.getpid()) - idle_bytes)
+    done = settings.out / f"rank{settings.global_rank}{DONE_SUFFIX}"
+    done.write_text(json.dumps({"grown_bytes": grown_bytes}))
+
+
+def dump(batch: RankMicroBatch, settings: RankSettings) -> None:
+    """Write every array of a micro batch, and its digest, to one file."""
+    arrays: dict[str, NDArray[Any]] = {}
+    plain: dict[str, Any] = {
+        "dp_rank": settings.dp_rank,
+        "cp_rank": settings.cp_rank,
+        "digest": batch.digest(),
+    }
+    for item in fields(batch):
+        value = getattr(batch, item.name)
+        if isinstance(value, np.ndarray):
+            arrays[item.name] = value
+        else:
+            plain[item.name] = value
+    name = f"s{batch.step:05d}-m{batch.index:05d}-d{settings.dp_rank}-c{settings.cp_rank}"
+    with (settings.out / f"{name}{DUMP_SUFFIX}").open("wb") as file:
+        facts = np.frombuffer(json.dumps(plain).encode(), np.uint8)
+        np.savez(file, allow_pickle=False, plain=facts, **arrays)
