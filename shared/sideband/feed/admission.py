@@ -60,9 +60,11 @@ def committed_after(hello: Hello, recorded: int | None, *, is_same: bool) -> int
     return hello.committed_step
 
 
-def start_place(committed: int | None, hello: Hello, *, first_available: int | None) -> Place:
-    """Where delivery goes on. Raises RankRefused when those steps are gone."""
-    start = FIRST if committed is None else (committed + 1, 0)
+def resume_place(start: Place, hello: Hello, *, first_available: int | None) -> Place:
+    """Where sending goes on: not before ``start``, the place after the committed step.
+
+    Raises RankRefused when those steps are gone.
+    """
     place = max(start, hello.resume or FIRST)
     if place != FIRST and first_available is not None and place[0] < first_available:
         reason = f"wants step {place[0]}, the feed holds steps from {first_available}"

@@ -18,7 +18,7 @@ from sideband.feed.admission import (
     check_identity,
     check_successor,
     committed_after,
-    start_place,
+    resume_place,
 )
 from sideband.feed.facts import (
     FIRST,
@@ -76,7 +76,8 @@ class Delivery:
         recorded = self.committed.get(hello.global_rank)
         is_same = known is not None and known.instance == hello.instance
         committed = committed_after(hello, recorded, is_same=is_same)
-        place = start_place(committed, hello, first_available=self.held.first_available)
+        start = FIRST if committed is None else (committed + 1, 0)
+        place = resume_place(start, hello, first_available=self.held.first_available)
         if known is not None and known.connection is not None:
             self._by_connection.pop(known.connection, None)
         rank = RankState(
@@ -88,7 +89,8 @@ class Delivery:
             connection=connection,
             credit=hello.credit,
             next=place,
-            read=known.read if known is not None and is_same else place,
+            # What it received and did not read yet is not read: the rank tells after the welcome.
+            read=known.read if known is not None and is_same else start,
             last_seen_s=now_s,
         )
         self.leave(connection)  # a connection speaks for one rank only
@@ -98,7 +100,6 @@ class Delivery:
             self.committed[hello.global_rank] = committed
         if self.is_open:
             self.failure = None  # everybody came back
-        self._update_release()
         return rank
 
     def rank_of(self, connection: bytes, *, now_s: float) -> RankState | None:
@@ -118,11 +119,8 @@ class Delivery:
         """The rank has read everything before ``place``."""
         if rank.generation == self.generation:
             rank.read = max(rank.read, place)
-            self._update_release()
-
-    def _update_release(self) -> None:
         if self.is_open:
-            self.released = max(self.released, min(rank.read for rank in self.ranks.values()))
+            self.released = max(self.released, min(one.read for one in self.ranks.values()))
 
     def commit(self, global_rank: int, step: int) -> Abort | None:
         """Record a commit of ``step`` and all before; an Abort instead when that step failed."""

@@ -16,7 +16,7 @@ from sideband.feed.errors import (
     StepOutOfOrder,
     StepRefused,
 )
-from sideband.feed.facts import Abort, End, Hello, RankState, Release, Send
+from sideband.feed.facts import Abort, End, Hello, Release, Send
 from sideband.feed.held import DIGESTS_KEPT_MAX
 from sideband.ids import RunId
 from sideband.testing.batches import NARROW_MODEL, WIDE_MODEL
@@ -87,20 +87,47 @@ def test_what_is_remembered_of_done_steps_is_bounded() -> None:
 
 def test_credit_bounds_what_is_on_the_way() -> None:
     delivery = Delivery(PLAN)
-    delivery.held.accept(facts_of(1, count=5))
-    delivery.hello(b"c0", replace(HELLO, credit=2), now_s=0)
-    rank, _ = joined_again(delivery)
-    assert decisions(delivery, rank) == [Send(1, 0, 5, 1), Send(1, 1, 5, 2)]
+    delivery.held.accept(facts_of(1, count=9))
+    rank = delivery.hello(b"c0", replace(HELLO, credit=2), now_s=0)
+    delivery.hello(b"c1", hello_of(1), now_s=0)
+    assert decisions(delivery, rank) == [Send(1, 0, 9, 1), Send(1, 1, 9, 2)]
     delivery.took(rank, 1)
-    assert decisions(delivery, rank) == [Send(1, 2, 5, 3)]
+    assert decisions(delivery, rank) == [Send(1, 2, 9, 3)]
     delivery.took(rank, 999)  # more than was sent is what was sent
     delivery.took(rank, 1)  # credit never shrinks
-    assert decisions(delivery, rank) == [Send(1, 3, 5, 4), Send(1, 4, 5, 5)]
+    assert decisions(delivery, rank) == [Send(1, 3, 9, 4), Send(1, 4, 9, 5)]
 
 
-def joined_again(delivery: Delivery) -> tuple[RankState, RankState]:
-    other = delivery.hello(b"c1", hello_of(1), now_s=0)
-    return delivery.ranks[0], other
+def test_what_a_reconnecting_rank_received_does_not_count_as_read() -> None:
+    """A restarted feed knows nothing of what was read: it must not release on resume places."""
+    delivery = Delivery(PLAN)
+    delivery.held.accept(facts_of(1, count=3))
+    first = delivery.hello(b"c0", replace(hello_of(0), resume=(1, 2)), now_s=0)
+    second = delivery.hello(b"c1", replace(hello_of(1), resume=(1, 2)), now_s=0)
+    assert first.next == (1, 2)
+    delivery.read(first, (1, 1))
+    assert delivery.released == (0, 0)
+    delivery.read(second, (1, 1))
+    assert delivery.released == (1, 1)
+    again = delivery.hello(b"c2", replace(hello_of(1), resume=(1, 3)), now_s=1)
+    assert again.read == (1, 1)  # the same process keeps what it read
+
+
+def test_releases_of_a_failed_generation_do_not_count_in_the_next() -> None:
+    delivery = Delivery(PLAN)
+    delivery.held.accept(facts_of(1, count=3))
+    ranks = joined(delivery)
+    for rank in ranks:
+        delivery.read(rank, (1, 2))
+    delivery.fail(ranks[0], 1, "disk")
+    new = [
+        delivery.hello(b"n%d" % rank, hello_of(rank, instance=f"new-{rank}"), now_s=1)
+        for rank in range(2)
+    ]
+    assert not any(isinstance(decision, Release) for decision in decisions(delivery, new[0]))
+    for rank in new:
+        delivery.read(rank, (1, 1))
+    assert decisions(delivery, new[0]) == [Release((1, 1))]
 
 
 def test_nothing_is_sent_while_paused_but_releases_are_told() -> None:

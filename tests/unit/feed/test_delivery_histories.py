@@ -33,6 +33,7 @@ class Process:
     untaken: list[int] = field(default_factory=list)
     read: Place = (0, 0)
     released: Place = (0, 0)
+    told: Place = (0, 0)  # on this connection
     has_joined: bool = False
     is_aborted: bool = False
     is_ended: bool = False
@@ -105,7 +106,7 @@ class DeliveryHistory(RuleBasedStateMachine):
             return
         self.connections += 1
         connection = b"c%d" % self.connections
-        process.untaken, process.credit = [], credit
+        process.untaken, process.credit, process.told = [], credit, (0, 0)
         hello = Hello(
             instance=process.instance,
             run_id=RunId("run"),
@@ -157,8 +158,9 @@ class DeliveryHistory(RuleBasedStateMachine):
             if isinstance(decision, Send):
                 process.receive(decision)
             elif isinstance(decision, Release):
-                assert decision.place > process.released or process.released == (0, 0)
-                process.released = decision.place
+                assert decision.place > process.told, "each told once per connection"
+                process.told = decision.place
+                process.released = max(process.released, decision.place)
             else:
                 assert isinstance(decision, End)
                 process.is_ended = True

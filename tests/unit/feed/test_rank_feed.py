@@ -297,7 +297,7 @@ def test_a_file_that_appears_late_is_read_on_a_later_attempt(tmp_path: Path) -> 
     for path in paths:
         os.rename(path, path.with_suffix(".late"))
     with live_feed(plan_of(step)) as feed:
-        retry = RetryPlan(attempts_max=100, first_wait_s=0.01, wait_s_max=0.02)
+        retry = RetryPlan(attempts_max=2000, first_wait_s=0.01, wait_s_max=0.02)
         rank = feed.rank(0, 0, payload_root=tmp_path, retry=retry)
         feed.put(step)
         rank._link.wait(lambda s: (s.at is not None and not s.arrived) or None, "it", timeout_s=9)
