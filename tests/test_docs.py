@@ -1,5 +1,8 @@
 """README, docs, OpenAPI and help say what the code does."""
 
+import ast
+import dataclasses
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -7,6 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
+import sideband
 from services.kit.documents import SERVICES, document, settings_page
 
 ROOT = Path(__file__).parent.parent
@@ -26,6 +30,20 @@ def test_a_page_names_only_targets_and_files_that_exist(page: Path) -> None:
     assert named <= targets
     for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", text):
         assert (page.parent / link).exists(), link
+
+
+def test_the_readme_example_uses_the_library_as_it_is() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    fields = {field.name for field in dataclasses.fields(sideband.RankMicroBatch)}
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom):
+            assert node.module == "sideband"
+            assert {alias.name for alias in node.names} <= set(sideband.__all__)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "RankFeed":
+            known = inspect.signature(sideband.RankFeed).parameters
+            assert {keyword.arg for keyword in node.keywords} <= set(known)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "batch":
+            assert node.attr in fields
 
 
 @pytest.mark.parametrize("service", SERVICES)
