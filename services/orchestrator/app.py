@@ -14,11 +14,6 @@ import structlog
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
-from sideband.ids import RunId
-from sideband.model import ModelShape
-from sideband.payload.reader import PayloadReader
-from sideband.payload.root import PayloadRoot
-from sideband.routing import model_shape
 
 from services.kit.app import build_app
 from services.orchestrator import loops
@@ -31,6 +26,11 @@ from services.orchestrator.limits import DELETE_WORKERS, FILE_THREADS
 from services.orchestrator.metrics import Metrics
 from services.orchestrator.proxy_client import ProxyClient
 from services.orchestrator.service import Orchestrator
+from sideband.ids import RunId
+from sideband.model import ModelShape
+from sideband.payload.reader import PayloadReader
+from sideband.payload.root import PayloadRoot
+from sideband.routing import model_shape
 
 DESCRIPTION = (
     "Leases rollouts, takes them in when they are done, makes samples and steps of them, hands "

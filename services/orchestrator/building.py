@@ -3,12 +3,11 @@
 import hashlib
 from dataclasses import dataclass
 
+from services.orchestrator.stepping import Built, Draft
 from sideband.batch.packing import PackingPlan, pack
 from sideband.feed.codec import Step, encode_step
 from sideband.ids import RunId
 from sideband.model import ModelShape
-
-from services.orchestrator.stepping import Built, Draft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,13 @@ from typing import Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
-from sideband.batch.packing import PackingPlan
-from sideband.errors import InvalidInput
-from sideband.ids import ID_PATTERN, RunId
 
 from services.kit.settings import ServiceSettings
 from services.orchestrator.book import Rules
 from services.orchestrator.membership import StepSize
+from sideband.batch.packing import PackingPlan
+from sideband.errors import InvalidInput
+from sideband.ids import ID_PATTERN, RunId
 
 
 class OrchestratorSettings(ServiceSettings):

@@ -23,9 +23,8 @@ Problem
     └── MissingMask          with the strict setting
 """
 
-from sideband.ids import GroupId, LeaseId, RolloutId
-
 from services.kit.problems import Problem
+from sideband.ids import GroupId, LeaseId, RolloutId
 
 RETRY_SOON = {"Retry-After": "1"}
 

@@ -9,9 +9,9 @@ from typing import Final, TypeVar
 
 import httpx
 import msgspec
-from sideband.feed.codec import STEP_CONTENT_TYPE
 
 from services.orchestrator.limits import DETAIL_CHARACTERS_MAX
+from sideband.feed.codec import STEP_CONTENT_TYPE
 
 T = TypeVar("T", bound=msgspec.Struct)
 LATER_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})

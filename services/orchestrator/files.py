@@ -12,13 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import structlog
-from sideband.errors import PayloadError
-from sideband.payload.errors import OtherModelPayload, PayloadNotFound
-from sideband.payload.errors import PayloadError as FilePayloadError
-from sideband.payload.header import Section
-from sideband.payload.reader import PayloadReader
-from sideband.payload.root import PayloadRoot
-from sideband.segments import PayloadSegment
 
 from services.orchestrator.errors import ModelMismatch, SegmentNotInFile
 from services.orchestrator.limits import (
@@ -27,6 +20,13 @@ from services.orchestrator.limits import (
 )
 from services.orchestrator.metrics import Metrics
 from services.orchestrator.sweep import VersionPlan, plan_version
+from sideband.errors import PayloadError
+from sideband.payload.errors import OtherModelPayload, PayloadNotFound
+from sideband.payload.errors import PayloadError as FilePayloadError
+from sideband.payload.header import Section
+from sideband.payload.reader import PayloadReader
+from sideband.payload.root import PayloadRoot
+from sideband.segments import PayloadSegment
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")

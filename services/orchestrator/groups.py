@@ -8,10 +8,9 @@ closed by its deadline.
 
 from dataclasses import dataclass, field
 
+from services.orchestrator.errors import GroupClosed, GroupConflict, GroupFull
 from sideband.batch.advantages import group_advantages
 from sideband.ids import GroupId, RolloutId
-
-from services.orchestrator.errors import GroupClosed, GroupConflict, GroupFull
 
 
 @dataclass(slots=True)

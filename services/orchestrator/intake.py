@@ -9,14 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from sideband.batch.rollouts import MixedForms as MixedFormsInput
-from sideband.batch.rollouts import check_routing, samples_of, truncate
-from sideband.batch.types import Sample, Turn
-from sideband.errors import InvalidInput
-from sideband.ids import RolloutId, RunId
-from sideband.masks.rows import MaskRows
-from sideband.model import ModelShape
-from sideband.segments import InlineSegment, PayloadSegment, by_field, holes
 
 from services.orchestrator.collecting import Delivery
 from services.orchestrator.errors import (
@@ -30,6 +22,14 @@ from services.orchestrator.limits import DETAIL_CHARACTERS_MAX, REWARD_MAX
 from services.orchestrator.records import DropReason, Lease, Tally
 from services.orchestrator.turns import TurnRules, file_problem, read_turn
 from services.orchestrator.wire import RolloutWire, encode_rollout
+from sideband.batch.rollouts import MixedForms as MixedFormsInput
+from sideband.batch.rollouts import check_routing, samples_of, truncate
+from sideband.batch.types import Sample, Turn
+from sideband.errors import InvalidInput
+from sideband.ids import RolloutId, RunId
+from sideband.masks.rows import MaskRows
+from sideband.model import ModelShape
+from sideband.segments import InlineSegment, PayloadSegment, by_field, holes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-from sideband.ids import GroupId, LeaseId, RolloutId, SessionId
-
 from services.orchestrator.book import Book
 from services.orchestrator.errors import (
     RETRY_SOON,
@@ -17,6 +15,7 @@ from services.orchestrator.errors import (
 )
 from services.orchestrator.records import Change, Lease, LeaseState
 from services.orchestrator.retention import Holder
+from sideband.ids import GroupId, LeaseId, RolloutId, SessionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

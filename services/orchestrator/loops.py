@@ -8,7 +8,6 @@ import asyncio
 from typing import Final
 
 import structlog
-from sideband.errors import InvalidInput, PayloadError
 
 from services.orchestrator import stepping
 from services.orchestrator.building import BuildRules, build, validity_problem
@@ -18,6 +17,7 @@ from services.orchestrator.limits import DISCARD_ATTEMPTS_MAX, RETRY_WAIT_S_MAX
 from services.orchestrator.proxy_client import ProxyCallFailed, ProxyClient
 from services.orchestrator.records import Change, StepState
 from services.orchestrator.service import Orchestrator
+from sideband.errors import InvalidInput, PayloadError
 
 log = structlog.get_logger(__name__)
 RETRY_WAIT_S_MIN: Final = 0.1

@@ -2,6 +2,7 @@
 
 import httpx
 import msgspec
+
 from sideband.ids import SessionId
 
 

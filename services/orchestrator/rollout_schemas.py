@@ -5,13 +5,13 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
-from sideband.ids import ID_PATTERN
-from sideband.model import ModelShape
-from sideband.segments import PayloadSegment
 
 from services.orchestrator.limits import CHOICES_MAX, TURNS_MAX
 from services.orchestrator.schemas import Closed
 from services.orchestrator.wire import RolloutWire, TurnWire
+from sideband.ids import ID_PATTERN
+from sideband.model import ModelShape
+from sideband.segments import PayloadSegment
 
 Id = Annotated[str, Field(pattern=ID_PATTERN)]
 Int32 = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]

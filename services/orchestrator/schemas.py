@@ -3,10 +3,10 @@
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field
-from sideband.ids import ID_PATTERN
 
 from services.orchestrator.limits import GROUP_SIZE_MAX
 from services.orchestrator.records import Lease, Rollout, StepRecord, Tally
+from sideband.ids import ID_PATTERN
 
 Id = Annotated[str, Field(pattern=ID_PATTERN)]
 

@@ -12,10 +12,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import structlog
-from sideband.batch.packing import PackingPlan
-from sideband.ids import LeaseId, RolloutId, SessionId
-from sideband.model import ModelShape
-from sideband.segments import PayloadSegment
 
 from services.kit.problems import Problem
 from services.orchestrator import collecting, ending, leasing, stepping
@@ -41,6 +37,10 @@ from services.orchestrator.metrics import Metrics
 from services.orchestrator.records import Change, DropReason, Lease, LeaseState, Rollout
 from services.orchestrator.sweep import SweepRules, VersionPlan, orphaned_versions
 from services.orchestrator.wire import RolloutWire
+from sideband.batch.packing import PackingPlan
+from sideband.ids import LeaseId, RolloutId, SessionId
+from sideband.model import ModelShape
+from sideband.segments import PayloadSegment
 
 log = structlog.get_logger(__name__)
 

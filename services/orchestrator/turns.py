@@ -10,14 +10,6 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from sideband.batch.columns import Runs
-from sideband.batch.types import Turn
-from sideband.engines.inline import inline_segments
-from sideband.errors import InvalidInput, PayloadError
-from sideband.ids import RequestId, RunId
-from sideband.model import ModelShape
-from sideband.payload.paths import fan_out, parse_path
-from sideband.segments import AnySegment, PayloadSegment
 
 from services.orchestrator.errors import (
     InvalidInline,
@@ -29,6 +21,14 @@ from services.orchestrator.errors import (
 )
 from services.orchestrator.limits import SEGMENTS_PER_TURN_MAX, TOKENS_PER_TURN_MAX
 from services.orchestrator.wire import TurnWire
+from sideband.batch.columns import Runs
+from sideband.batch.types import Turn
+from sideband.engines.inline import inline_segments
+from sideband.errors import InvalidInput, PayloadError
+from sideband.ids import RequestId, RunId
+from sideband.model import ModelShape
+from sideband.payload.paths import fan_out, parse_path
+from sideband.segments import AnySegment, PayloadSegment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,11 @@ same fields with lists in place of bytes, and becomes this before anything looks
 from typing import Annotated, Final, Literal
 
 import msgspec
+
+from services.orchestrator.limits import CHOICES_MAX, TURNS_MAX
 from sideband.ids import ID_PATTERN
 from sideband.model import ModelShape
 from sideband.segments import PayloadSegment
-
-from services.orchestrator.limits import CHOICES_MAX, TURNS_MAX
 
 ROLLOUT_CONTENT_TYPE: Final = "application/vnd.sideband.rollout+msgpack"
 

@@ -1,7 +1,6 @@
 """Leases: taken when a rollout is dispatched, renewed while it runs, ended if it is given up."""
 
 from fastapi import APIRouter
-from sideband.ids import GroupId, LeaseId, RolloutId, SessionId
 
 from services.kit.problems import responses
 from services.orchestrator.endpoints.parts import LeasePath, Service
@@ -26,6 +25,7 @@ from services.orchestrator.leasing import LeaseRequest, find
 from services.orchestrator.limits import LIST_ITEMS_MAX
 from services.orchestrator.schemas import LeaseBody, Leases, LeaseView, RenewBody
 from services.orchestrator.turns import file_problem
+from sideband.ids import GroupId, LeaseId, RolloutId, SessionId
 
 router = APIRouter(tags=["leases"])
 

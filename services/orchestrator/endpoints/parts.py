@@ -3,9 +3,9 @@
 from typing import Annotated
 
 from fastapi import Depends, Path, Request
-from sideband.ids import ID_PATTERN
 
 from services.orchestrator.service import Orchestrator
+from sideband.ids import ID_PATTERN
 
 
 def _service(request: Request) -> Orchestrator:

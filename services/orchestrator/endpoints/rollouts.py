@@ -8,7 +8,6 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
-from sideband.ids import RolloutId
 
 from services.kit.problems import InvalidRequest, responses
 from services.orchestrator.endpoints.parts import RolloutPath, Service
@@ -29,6 +28,7 @@ from services.orchestrator.limits import (
 from services.orchestrator.rollout_schemas import RolloutBody, inlined_schema
 from services.orchestrator.schemas import Receipt, Rollouts, RolloutView
 from services.orchestrator.wire import ROLLOUT_CONTENT_TYPE, RolloutWire, decode_rollout
+from sideband.ids import RolloutId
 
 router = APIRouter(tags=["rollouts"])
 JSON: Final = "application/json"

@@ -14,6 +14,12 @@ import httpx
 import numpy as np
 from fastapi import FastAPI
 from numpy.typing import NDArray
+
+from services.kit.problems import MEDIA_TYPE
+from services.orchestrator.app import create_app
+from services.orchestrator.config import OrchestratorSettings
+from services.orchestrator.ledger import Ledger
+from services.orchestrator.service import Orchestrator
 from sideband.feed.codec import Step, decode_step
 from sideband.ids import RequestId, RunId
 from sideband.masks.rows import MaskRows
@@ -21,12 +27,6 @@ from sideband.model import ModelShape
 from sideband.payload.columns import ChoicePayload, MaskColumn, RoutingRows
 from sideband.payload.root import PayloadRoot
 from sideband.payload.writer import write_payload
-
-from services.kit.problems import MEDIA_TYPE
-from services.orchestrator.app import create_app
-from services.orchestrator.config import OrchestratorSettings
-from services.orchestrator.ledger import Ledger
-from services.orchestrator.service import Orchestrator
 
 RUN = RunId("run-1")
 HF_CONFIG = {
@@ -63,6 +63,7 @@ class StubFeed:
     held: set[int] = field(default_factory=set)
     committed_step: int | None = None
     refusals: list[httpx.Response] = field(default_factory=list)
+    failed: dict[str, Any] | None = None
     is_down: bool = False
     has_ended: bool = False
 
@@ -82,7 +83,11 @@ class StubFeed:
         if path == "/v1/steps":
             return httpx.Response(200, json={"steps": [{"step": step} for step in self.held]})
         if path == "/v1/acknowledgements":
-            body = {"run_id": self.run_id, "committed_step": self.committed_step}
+            body = {
+                "run_id": self.run_id,
+                "committed_step": self.committed_step,
+                "failed": self.failed,
+            }
             return httpx.Response(200, json=body)
         if path == "/v1/end":
             self.has_ended = True
@@ -163,6 +168,16 @@ class Bench:
                     await asyncio.sleep(0.002)
         except TimeoutError:
             raise AssertionError(f"never happened: {what}") from None
+
+    async def until_metric(self, name: str, value: float) -> None:
+        """Let background work go on until a metric has this value."""
+        found = -1.0
+        for _ in range(int(SETTLE_S / 0.01)):
+            found = await self.metric(name)
+            if found == value:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"{name} is {found}, never became {value}")
 
     async def run(self) -> dict[str, Any]:
         """The run at a glance."""

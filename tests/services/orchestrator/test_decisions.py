@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from sideband.ids import RolloutId
 
 from services.orchestrator.config import OrchestratorSettings
 from services.orchestrator.lifecycle import Phase, Run
 from services.orchestrator.membership import Candidate, StepSize, choose
 from services.orchestrator.staleness import is_stale, staleness
 from services.orchestrator.sweep import SweepRules, orphaned_versions, plan_version
+from sideband.ids import RolloutId
 
 
 def candidates(*orders: int, tokens: int = 10) -> list[Candidate]:

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sideband.ids import GroupId, RolloutId
 
 from services.orchestrator.errors import GroupClosed, GroupConflict, GroupFull
 from services.orchestrator.groups import GroupResult, Groups
+from sideband.ids import GroupId, RolloutId
 
 G = GroupId("g")
 

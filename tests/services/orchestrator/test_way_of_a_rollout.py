@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import numpy as np
-from sideband.segments import InlineSegment, PayloadSegment, by_field
 
+from sideband.segments import InlineSegment, PayloadSegment, by_field
 from tests.services.orchestrator.support import files_of, inline_turn, orchestrator, plain_turn
 
 
