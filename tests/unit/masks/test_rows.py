@@ -1,0 +1,88 @@
+"""Kept sets in memory against plain lists, and the questions asked about them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sideband.masks.rows import MaskRows
+from sideband.masks.rules import (
+    first_row_without,
+    first_unsorted_row,
+    row_of_each_id,
+    row_of_id,
+    starts_agree,
+)
+from tests.unit.masks.support import kept_sets, lists, mask_rows
+
+
+@given(kept=kept_sets(100), data=st.data())
+def test_slicing_and_joining_are_those_of_lists(kept: list[list[int]], data: st.DataObject) -> None:
+    masks = mask_rows(kept)
+    assert len(masks) == len(kept)
+    assert lists(masks) == kept
+    start = data.draw(st.integers(0, len(kept)))
+    stop = data.draw(st.integers(start, len(kept)))
+    middle = masks.slice(start, stop)
+    assert lists(middle) == kept[start:stop]
+    assert starts_agree(middle)
+    joined = MaskRows.concatenate([masks.slice(0, start), middle, masks.slice(stop, len(kept))])
+    assert joined.equals(masks)
+    assert masks.equals(mask_rows(kept))
+
+
+def test_nothing_joined_is_no_rows() -> None:
+    assert len(MaskRows.concatenate([])) == 0
+    assert lists(MaskRows.empty(3)) == [[], [], []]
+
+
+def test_a_row_outside_is_an_index_error() -> None:
+    masks = mask_rows([[1], [2]])
+    for index in (-1, 2):
+        with pytest.raises(IndexError):
+            masks[index]
+
+
+def test_rows_that_differ_in_either_array_are_not_equal() -> None:
+    assert not mask_rows([[1], [2]]).equals(mask_rows([[1], [3]]))
+    assert not mask_rows([[1], [2]]).equals(mask_rows([[1, 2], []]))
+
+
+@pytest.mark.parametrize(
+    ("starts", "ids"),
+    [
+        ([], []),
+        ([1, 2], [5, 6]),
+        ([0, 1], [5, 6]),
+        ([0, 3], [5, 6]),
+        ([0, 2, 1, 2], [5, 6]),
+        ([[0, 2]], [5, 6]),
+        ([0, 2], [[5, 6]]),
+    ],
+)
+def test_starts_that_do_not_describe_the_ids_are_found(starts: object, ids: object) -> None:
+    assert not starts_agree(MaskRows(np.array(starts, np.int64), np.array(ids, np.int32)))
+
+
+@given(st.lists(st.lists(st.integers(0, 6), max_size=4), max_size=8))
+def test_the_first_unsorted_row_is_that_of_a_loop(kept: list[list[int]]) -> None:
+    expected = next((row for row, ids in enumerate(kept) if ids != sorted(set(ids))), None)
+    assert first_unsorted_row(mask_rows(kept)) == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.sets(st.integers(0, 6), max_size=4)), max_size=8))
+def test_the_first_row_without_its_token_is_that_of_a_loop(
+    rows: list[tuple[int, set[int]]],
+) -> None:
+    tokens = np.array([token for token, _ in rows], np.int32)
+    masks = mask_rows([sorted(kept) for _, kept in rows])
+    expected = next((i for i, (token, kept) in enumerate(rows) if kept and token not in kept), None)
+    assert first_row_without(masks, tokens) == expected
+
+
+@given(kept_sets(100))
+def test_each_id_knows_its_row(kept: list[list[int]]) -> None:
+    masks = mask_rows(kept)
+    expected = [row for row, ids in enumerate(kept) for _ in ids]
+    assert row_of_each_id(masks).tolist() == expected
+    assert [row_of_id(masks, index) for index in range(len(expected))] == expected
