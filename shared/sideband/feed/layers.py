@@ -70,15 +70,17 @@ def fill_invalid(
 ) -> None:
     """Fill the rows that are gaps, pads or without replay; the one function for both forms.
 
-    "zeros" leaves them as they are allocated. "spread" gives each K distinct experts, and
-    neighbours and layers different ones, so that no dispatcher sees a skewed load.
+    "zeros" leaves them as they are allocated. "spread" gives each K distinct experts, neighbours
+    and layers different ones, and every expert of a layer equally many of a long run of rows, so
+    that no dispatcher sees a skewed load.
     """
     if fill == "zeros":
         return
     invalid = ~valid_N
     stride = max(1, model.id_space // model.top_k)
     places = np.arange(model.top_k) * stride
-    bases = positions_N[invalid][:, None] * model.top_k + np.array(choice.sources, np.int64)
+    # One on per position: a larger step would share a divisor with the space and leave experts out.
+    bases = positions_N[invalid][:, None] + np.array(choice.sources, np.int64)
     ids = (bases[:, :, None] + places) % model.id_space
     block = out_NLK[invalid]
     block[:, choice.targets] = ids.astype(out_NLK.dtype)
