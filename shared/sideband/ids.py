@@ -14,7 +14,12 @@ LeaseId = NewType("LeaseId", str)
 SampleId = NewType("SampleId", str)
 
 ID_BYTES_MAX: Final = 128
-ID_PATTERN: Final = r"^[A-Za-z0-9._:-]{1,128}$"
+# All but "." and "..", which mean something in a path and a URL; schemas know no look-ahead.
+ID_PATTERN: Final = (
+    r"^([A-Za-z0-9_:-][A-Za-z0-9._:-]{0,127}"
+    r"|\.[A-Za-z0-9_:-][A-Za-z0-9._:-]{0,126}"
+    r"|\.\.[A-Za-z0-9._:-]{1,126})$"
+)
 _ID = re.compile(ID_PATTERN)
 
 
@@ -24,6 +29,6 @@ def check_id(field: str, value: object) -> str:
     Raises InvalidId otherwise; ``field`` names the culprit in the message.
     """
     # fullmatch: with match, "$" would accept a trailing newline.
-    if not isinstance(value, str) or not _ID.fullmatch(value) or value in {".", ".."}:
+    if not isinstance(value, str) or not _ID.fullmatch(value):
         raise InvalidId(field, value)
     return value
