@@ -61,9 +61,12 @@ class Environment:
                 await self._rollout(plan)
                 self.on_rollout()
 
-        async with asyncio.TaskGroup() as group:
-            for plan in plans:
-                group.create_task(one(plan))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for plan in plans:
+                    group.create_task(one(plan))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None  # one cause is enough to stop
 
     async def _rollout(self, plan: RolloutPlan) -> None:
         lease = await self._lease(plan)

@@ -1,5 +1,6 @@
 """Stage one: the planned rollouts through a real proxy and engines, one of the four ways."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -157,7 +158,8 @@ async def generate(
     way: Way,
     model: str,
     payload_root: Path | None,
-    environment_options: dict[str, object],
+    concurrency: int,
+    on_rollout: Callable[[], None],
 ) -> Generated:
     """Run all plans one way. The proxy of the way lives only as long."""
     (port,) = pick_ports(1)
@@ -170,7 +172,8 @@ async def generate(
         proxy_url=url_of(port),
         orchestrator_url=None,
         vocab_size=load_shape(model).vocab_size,
-        **environment_options,  # type: ignore[arg-type]  # concurrency and progress, by the caller
+        concurrency=concurrency,
+        on_rollout=on_rollout,
     )
     await environment.run(plans)
     grown_bytes = proxy.grown_bytes()

@@ -4,18 +4,16 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import httpx
 
 from simulation.environment import Environment
 from simulation.plan import RolloutPlan
-from simulation.replay import RunStopped, stray_files
+from simulation.replay import RunStopped
 
 POLL_S: Final = 0.05
 END_TIMEOUT_S: Final = 300.0
-EMPTY_TIMEOUT_S: Final = 15.0  # the proxy looks twice for files of lost attempts
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -96,12 +94,3 @@ def _body(answer: httpx.Response) -> dict[str, Any]:
         )
     body: dict[str, Any] = answer.json()
     return body
-
-
-async def emptied(root: Path) -> list[Path]:
-    """What is left in a root that should become empty, after a bounded wait."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(EMPTY_TIMEOUT_S):
-            while await asyncio.to_thread(stray_files, root):
-                await asyncio.sleep(POLL_S)
-    return await asyncio.to_thread(stray_files, root)

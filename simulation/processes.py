@@ -44,6 +44,7 @@ class Running:
     process: ForkServerProcess
     log: Path
     idle_bytes: int = 0  # resident when it became ready
+    is_ending: bool = False  # it was asked to
 
     def grown_bytes(self) -> int:
         """Peak resident memory beyond that at readiness; 0 once it is gone."""
@@ -85,7 +86,7 @@ class Cluster:
     def check(self, *some: Running) -> None:
         """Raises ProcessFailed when one (by default any) has ended with an error."""
         for running in some or tuple(self.running):
-            if running.process.exitcode not in (None, 0):
+            if not running.is_ending and running.process.exitcode not in (None, 0):
                 reason = f"ended with {running.process.exitcode}"
                 raise ProcessFailed(running.name, reason, running.log)
 
@@ -93,7 +94,7 @@ class Cluster:
         """Wait until all of ``some`` ended by themselves. Raises ProcessFailed."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         while any(running.process.is_alive() for running in some):
-            self.check()
+            self.check(*some)
             if asyncio.get_running_loop().time() > deadline_s:
                 late = next(running for running in some if running.process.is_alive())
                 raise ProcessFailed(late.name, f"did not end within {timeout_s} s", late.log)
@@ -103,6 +104,7 @@ class Cluster:
     async def end(self, *some: Running) -> None:
         """Ask services to end and wait until they have. Raises ProcessFailed."""
         for running in some:
+            running.is_ending = True
             running.process.terminate()
         for running in some:
             await asyncio.to_thread(running.process.join, STOP_TIMEOUT_S)

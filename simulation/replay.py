@@ -20,6 +20,7 @@ from simulation.models import config_path, load_shape
 from simulation.plan import RolloutPlan
 from simulation.processes import Cluster, Running, pick_ports
 from simulation.rank import DONE_SUFFIX, RankSettings
+from simulation.strays import emptied, stray_files
 
 POLL_S: Final = 0.03
 RUN_TIMEOUT_S: Final = 120.0
@@ -79,10 +80,15 @@ class Trainer:
     feed_url: str
     root: Path | None
 
+    @property
+    def processes(self) -> list[Running]:
+        """All of them."""
+        return [self.orchestrator, self.feed, *self.ranks]
+
     async def measure(self, client: httpx.AsyncClient, *, files_used: int) -> Measured:
         """While all of them live."""
         text = (await client.get(f"{self.feed_url}/metrics")).text
-        left = [] if self.root is None else stray_files(self.root)
+        left = [] if self.root is None else await emptied(self.root)
         return Measured(
             step_bytes=int(counter(text, "feed_step_body_bytes_total")),
             feed_bytes=int(counter(text, "feed_sent_bytes_total")),
@@ -258,7 +264,7 @@ async def train_to_end(cluster: Cluster, client: httpx.AsyncClient, trainer: Tra
     _checked(await client.post(f"{url}/v1/admin/drain"))
     async with asyncio.timeout(RUN_TIMEOUT_S):
         while True:
-            cluster.check()
+            cluster.check(*trainer.processes)
             committed = await committed_step(client, trainer)
             if committed > applied:
                 applied = committed
@@ -281,9 +287,8 @@ async def committed_step(client: httpx.AsyncClient, trainer: Trainer) -> int:
 def _checked(answer: httpx.Response) -> httpx.Response:
     if not answer.is_success:
         request = answer.request
-        raise RunStopped(
-            f"{request.method} {request.url}: {answer.status_code} {answer.text[:500]}"
-        )
+        shown = f"{answer.status_code} {answer.text[:500]}"
+        raise RunStopped(f"{request.method} {request.url}: {shown}")
     return answer
 
 
@@ -291,13 +296,6 @@ def copy_root(source: Path, target: Path) -> Path:
     """The same payload files under another root: hard links, so that a delete takes only one."""
     shutil.copytree(source, target, copy_function=os.link)
     return target
-
-
-def stray_files(root: Path) -> list[Path]:
-    """Payload files and leftovers of writers below a root."""
-    return [
-        path for path in root.rglob("*") if path.is_file() and path.suffix in {".sbp", ".staging"}
-    ]
 
 
 def counter(text: str, name: str) -> float:
