@@ -3,9 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
-import httpx
 import structlog
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
@@ -28,8 +27,9 @@ from services.inference_proxy.payloads import RootHandle
 from services.inference_proxy.probes import Probes
 from services.inference_proxy.service import GenerateService, RetryLimits
 from services.inference_proxy.sessions import SessionBook
-from services.inference_proxy.upstream import Upstream
+from services.inference_proxy.upstream import Upstream, Wire
 from services.inference_proxy.versions import VersionPusher
+from services.inference_proxy.wire import open_wire
 from services.kit.app import build_app
 
 DESCRIPTION = (
@@ -41,19 +41,17 @@ PAYLOAD_THREADS = 2  # deletes and marker reads; a slow filesystem must not take
 log = structlog.get_logger(__name__)
 
 
-def create_app(
-    settings: ProxySettings, *, transport: httpx.AsyncBaseTransport | None = None
-) -> FastAPI:
-    """The application. ``transport`` replaces the network towards engines, for tests."""
+def create_app(settings: ProxySettings, *, wire: Wire | None = None) -> FastAPI:
+    """The application. ``wire`` replaces the network towards engines, for tests."""
     registry = CollectorRegistry()
     metrics = Metrics(registry)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         log.info("effective_settings", settings=settings.shown())
-        async with _client(settings, transport) as client:
+        async with open_wire(settings) if wire is None else nullcontext(wire) as opened:
             with ThreadPoolExecutor(PAYLOAD_THREADS, "payload") as executor:
-                parts = build_parts(settings, client, executor, metrics)
+                parts = build_parts(settings, opened, executor, metrics)
                 app.state.parts = parts
                 await asyncio.to_thread(parts.root.refresh)
                 async with _background(parts) as task:
@@ -94,7 +92,7 @@ def readiness(parts: Parts) -> list[str]:
 
 def build_parts(
     settings: ProxySettings,
-    client: httpx.AsyncClient,
+    wire: Wire,
     executor: ThreadPoolExecutor,
     metrics: Metrics,
 ) -> Parts:
@@ -110,7 +108,7 @@ def build_parts(
     )
     metrics.sessions.set_function(lambda: len(sessions))
     metrics.session_tokens.set_function(lambda: sessions.tokens)
-    upstream, engine_token = Upstream(client), _secret(settings.engine_token)
+    upstream, engine_token = Upstream(wire), _secret(settings.engine_token)
     calls = EngineCalls(upstream, book, token=engine_token, metrics=metrics)
     janitor = Janitor(root, grace_s=settings.delete_grace_s, metrics=metrics, executor=executor)
     retries = RetryLimits(attempts_max=settings.attempts_max, wait_s_max=settings.retry_wait_s_max)
@@ -134,7 +132,7 @@ def build_parts(
             executor=executor,
         ),
         pusher=VersionPusher(
-            client,
+            upstream,
             book,
             url=settings.orchestrator_url,
             token=_secret(settings.orchestrator_token),
@@ -167,27 +165,6 @@ def _book(settings: ProxySettings) -> EngineBook:
         for engine in settings.engines
     ]
     return EngineBook(engines, policy_version=settings.policy_version)
-
-
-def _client(
-    settings: ProxySettings, transport: httpx.AsyncBaseTransport | None
-) -> httpx.AsyncClient:
-    return httpx.AsyncClient(
-        transport=transport,
-        timeout=httpx.Timeout(
-            connect=settings.connect_timeout_s,
-            read=settings.read_timeout_s,
-            write=settings.write_timeout_s,
-            pool=settings.pool_timeout_s,
-        ),
-        # A server may close an idle connection at any time: short-lived ones rarely meet that.
-        limits=httpx.Limits(
-            max_connections=settings.connections_max,
-            max_keepalive_connections=256,
-            keepalive_expiry=2.0,
-        ),
-        trust_env=False,  # no proxy of the environment between us and the engines
-    )
 
 
 async def run_tasks(parts: Parts) -> None:

@@ -19,6 +19,8 @@ def check_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError("must be an http or https URL with a host")
+    if parts.port == 0:  # reading it raises ValueError beyond 65535
+        raise ValueError("must name a port that can be connected to")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ValueError("must not carry credentials, a query or a fragment")
     return url.rstrip("/")

@@ -1,4 +1,4 @@
-"""The HTTP adapter towards engines: httpx in, our own errors out, every wait under a deadline.
+"""Calls of engines: what an answer is, and our own error for everything that is none.
 
 ::
 
@@ -9,15 +9,15 @@
     ├── EngineBusy             it, or our own pool, takes no more for now
     └── EngineRefused          a 4xx: the request is at fault; never retried
 
-Cancelling a call closes its connection, which makes the engine abort the request.
+The bytes travel by a ``Wire`` (``wire.py`` has the one over aiohttp). Cancelling a call closes its
+connection, which makes the engine abort the request.
 """
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-import httpx
 import orjson
 
 from services.inference_proxy.limits import ANSWER_BYTES_MAX, ERROR_BYTES_MAX
@@ -70,38 +70,92 @@ class EngineRefused(UpstreamError):
         super().__init__(engine, f"status {status}: {error_text(parsed(content))}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class WireAnswer(Protocol):
+    """The head of an answer, of any status; its body is read part by part."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def content_type(self) -> str: ...
+
+    @property
+    def headers(self) -> list[tuple[str, str]]: ...
+
+    async def read(self) -> bytes:
+        """The next part of the body, empty at its end. Raises UpstreamError."""
+
+    def close(self) -> None:
+        """Give the connection back; an answer that was not read to its end is cut off."""
+
+
+class Wire(Protocol):
+    """Sends requests, every wait under a deadline; follows no redirect, keeps no cookie."""
+
+    async def send(
+        self,
+        engine: str,
+        url: str,
+        *,
+        method: str,
+        content: bytes | None,
+        headers: Mapping[str, str],
+        timeout_s: float | None,
+    ) -> WireAnswer:
+        """The head of the answer, which the caller closes. Raises UpstreamError.
+
+        ``timeout_s`` bounds all of it; without it only each wait has its deadline.
+        """
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
-    """The head of an engine's successful answer; its body is read through ``chunks``."""
+    """An engine's successful answer, its body not yet read."""
 
     engine: str
-    status: int
-    headers: list[tuple[str, str]]
-    content_type: str
-    response: httpx.Response
+    answer: WireAnswer
+
+    @property
+    def status(self) -> int:
+        """A 2xx."""
+        return self.answer.status
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """The engine's own."""
+        return self.answer.headers
+
+    @property
+    def content_type(self) -> str:
+        """Of the body; JSON when the engine does not say."""
+        return self.answer.content_type
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it comes, at most ANSWER_BYTES_MAX. Raises UpstreamError."""
         read_bytes = 0
-        try:
-            async for chunk in self.response.aiter_bytes():
-                read_bytes += len(chunk)
-                if read_bytes > ANSWER_BYTES_MAX:
-                    raise EngineBroke(self.engine, f"sends more than {ANSWER_BYTES_MAX} bytes")
-                yield chunk
-        except httpx.HTTPError as exc:
-            raise translate(self.engine, exc) from exc
+        while chunk := await self.answer.read():
+            read_bytes = self._counted(read_bytes + len(chunk))
+            yield chunk
 
     async def whole(self) -> bytes:
         """The whole body. Raises UpstreamError."""
-        return b"".join([chunk async for chunk in self.chunks()])
+        chunks, read_bytes = [], 0
+        while chunk := await self.answer.read():
+            read_bytes = self._counted(read_bytes + len(chunk))
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+    def _counted(self, read_bytes: int) -> int:
+        if read_bytes > ANSWER_BYTES_MAX:
+            raise EngineBroke(self.engine, f"sends more than {ANSWER_BYTES_MAX} bytes")
+        return read_bytes
 
 
 class Upstream:
-    """Calls engines. Knows only the URLs that it is given; follows no redirect."""
+    """Calls engines. Knows only the URLs that it is given."""
 
-    def __init__(self, client: httpx.AsyncClient) -> None:
-        self._client = client
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
 
     @asynccontextmanager
     async def open(
@@ -118,59 +172,35 @@ class Upstream:
 
         Raises UpstreamError for every answer that is not a 2xx.
         """
-        timeout = httpx.USE_CLIENT_DEFAULT if timeout_s is None else httpx.Timeout(timeout_s)
-        request = self._client.build_request(
-            method, url, content=content, headers=dict(headers or {}), timeout=timeout
+        answer = await self._wire.send(
+            engine, url, method=method, content=content, headers=headers or {}, timeout_s=timeout_s
         )
         try:
-            response = await self._client.send(request, stream=True, follow_redirects=False)
-        except httpx.HTTPError as exc:
-            raise translate(engine, exc) from exc
-        try:
-            content_type = response.headers.get("content-type", "application/json")
-            if not response.is_success:
-                raise await _failure(engine, response, content_type)
-            yield Reply(
-                engine=engine,
-                status=response.status_code,
-                headers=list(response.headers.items()),
-                content_type=content_type,
-                response=response,
-            )
+            if not 200 <= answer.status < 300:
+                raise await _failure(engine, answer)
+            yield Reply(engine, answer)
         finally:
-            await response.aclose()
+            answer.close()
 
 
-async def _failure(engine: str, response: httpx.Response, content_type: str) -> UpstreamError:
+async def _failure(engine: str, answer: WireAnswer) -> UpstreamError:
     """The error that a bad status stands for."""
     content = b""
     try:
-        async for chunk in response.aiter_bytes():
+        while len(content) <= ERROR_BYTES_MAX and (chunk := await answer.read()):
             content += chunk
-            if len(content) > ERROR_BYTES_MAX:
-                break
-    except httpx.HTTPError as exc:
-        return translate(engine, exc)
-    status, content = response.status_code, content[:ERROR_BYTES_MAX]
+    except UpstreamError as exc:
+        return exc
+    status, content = answer.status, content[:ERROR_BYTES_MAX]
     if status == 429:
         return EngineBusy(engine, "status 429")
     if 400 <= status < 500:
-        return EngineRefused(engine, status=status, content=content, content_type=content_type)
+        return EngineRefused(
+            engine, status=status, content=content, content_type=answer.content_type
+        )
     error = parsed(content)
     reason = f"status {status}: {error_text(error)}"
     return EngineBroke(engine, reason, status=status, error=error)
-
-
-def translate(engine: str, error: httpx.HTTPError) -> UpstreamError:
-    """Our error for one of httpx, the most specific first."""
-    named = f"{type(error).__name__}: {error}"[:500]
-    if isinstance(error, httpx.PoolTimeout):
-        return EngineBusy(engine, "no free connection in time")
-    if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
-        return EngineUnreachable(engine, named)
-    if isinstance(error, httpx.TimeoutException):
-        return EngineTimeout(engine, named)
-    return EngineBroke(engine, named)
 
 
 def parsed(content: bytes) -> Any:

@@ -7,11 +7,12 @@ asks too (``GET /v1/policy-version``), so a push that never gets through costs o
 import asyncio
 from typing import Final
 
-import httpx
+import orjson
 import structlog
 
 from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.metrics import Metrics
+from services.inference_proxy.upstream import Upstream, UpstreamError
 
 PUSH_WAIT_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # the last one repeats
 CHECK_INTERVAL_S: Final = 1.0  # an ejection can raise the least version without a report
@@ -24,7 +25,7 @@ class VersionPusher:
 
     def __init__(
         self,
-        client: httpx.AsyncClient,
+        upstream: Upstream,
         book: EngineBook,
         *,
         url: str | None,
@@ -32,10 +33,12 @@ class VersionPusher:
         timeout_s: float,
         metrics: Metrics,
     ) -> None:
-        self._client, self._book, self._metrics = client, book, metrics
+        self._upstream, self._book, self._metrics = upstream, book, metrics
         self._timeout_s = timeout_s
         self._url = None if url is None else f"{url}/v1/policy-version"
-        self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        self._headers = {"content-type": "application/json"}
+        if token is not None:
+            self._headers["authorization"] = f"Bearer {token}"
         self._woken = asyncio.Event()
         self.pushed: int | None = None
         self.failures = 0  # in a row
@@ -65,17 +68,19 @@ class VersionPusher:
     async def _push(self, version: int) -> bool:
         assert self._url is not None
         try:
-            answer = await self._client.put(
+            async with self._upstream.open(
+                "orchestrator",
                 self._url,
-                json={"policy_version": version},
+                method="PUT",
+                content=orjson.dumps({"policy_version": version}),
                 headers=self._headers,
-                timeout=self._timeout_s,
-            )
-            answer.raise_for_status()
-        except httpx.HTTPError as exc:
+                timeout_s=self._timeout_s,
+            ):
+                pass
+        except UpstreamError as exc:
             self.failures += 1
             self._metrics.push_failures_total.inc()
-            log.warning("version_push_failed", policy_version=version, error=str(exc)[:300])
+            log.warning("version_push_failed", policy_version=version, error=exc.reason[:300])
             return False
         self.pushed, self.failures = version, 0
         self._metrics.policy_version_pushed.set(version)

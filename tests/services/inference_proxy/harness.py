@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from services.inference_proxy.app import create_app
 from services.inference_proxy.config import EngineSettings, ProxySettings
 from services.inference_proxy.endpoints.parts import Parts
+from services.inference_proxy.upstream import EngineUnreachable
 from sideband.ids import RunId
 from sideband.payload.root import PayloadRoot
 from tests.services.inference_proxy.stub import StubEngine
@@ -81,8 +82,25 @@ def served_proxy(proxy: "Running") -> AbstractAsyncContextManager[str]:
     return served(forward)
 
 
-class InProcess(httpx.AsyncBaseTransport):
-    """Calls engines by host name, without sockets: answers come whole, nothing can hang."""
+class WholeAnswer:
+    """An answer that came whole."""
+
+    def __init__(self, answer: httpx.Response, content: bytes) -> None:
+        self.status, self.headers = answer.status_code, list(answer.headers.items())
+        self.content_type = answer.headers.get("content-type", "application/json")
+        self._rest = content
+
+    async def read(self) -> bytes:
+        """All of it, then nothing."""
+        part, self._rest = self._rest, b""
+        return part
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class InProcess:
+    """A wire without sockets, to engines by host name: answers come whole, nothing can hang."""
 
     def __init__(self, engines: dict[str, StubEngine]) -> None:
         self._hosts = {
@@ -90,11 +108,23 @@ class InProcess(httpx.AsyncBaseTransport):
             for name, engine in engines.items()
         }
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def send(
+        self,
+        engine: str,
+        url: str,
+        *,
+        method: str,
+        content: bytes | None,
+        headers: Mapping[str, str],
+        timeout_s: float | None,
+    ) -> WholeAnswer:
         """The answer of the engine that the URL names; any other host is a failed test."""
+        request = httpx.Request(method, url, content=content, headers=dict(headers))
         if request.url.host not in self._hosts:
-            raise httpx.ConnectError(f"nothing listens at {request.url.host}")
-        return await self._hosts[request.url.host].handle_async_request(request)
+            raise EngineUnreachable(engine, f"nothing listens at {request.url.host}")
+        async with asyncio.timeout(timeout_s):
+            answer = await self._hosts[request.url.host].handle_async_request(request)
+            return WholeAnswer(answer, await answer.aread())
 
 
 @asynccontextmanager
@@ -132,7 +162,7 @@ async def running(
             ProxySettings(
                 engines=tuple(configured), payload_root=root or payload_root_later, **options
             ),
-            transport=None if has_sockets else InProcess(engines),
+            wire=None if has_sockets else InProcess(engines),
         )
         await stack.enter_async_context(app.router.lifespan_context(app))
         parts: Parts = app.state.parts
