@@ -1,0 +1,245 @@
+"""Open files are kept, bounded, shared between threads, and closed exactly once."""
+
+import os
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from sideband.payload import PayloadError, PayloadReader, PayloadRoot
+from sideband.payload.errors import PayloadNotFound
+from sideband.payload.handles import OpenFiles, OpenPayload
+from sideband.payload.header import PayloadHeader
+from tests.unit.payload.support import REQUEST, RUN, WIDE, file_path, of_field, rows_read, write_one
+
+HEADER = PayloadHeader(run_id=RUN, request_id=REQUEST, policy_version=3, model=WIDE, sections=())
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+class Opener:
+    """Opens real files and counts; ``absent`` ones fail."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.opened: Counter[str] = Counter()
+        self.absent: set[str] = set()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __call__(self, file: str) -> OpenPayload:
+        self.opened[file] += 1
+        assert self.gate.wait(10)
+        if file in self.absent:
+            raise PayloadNotFound(file)
+        fd = os.open(self.folder / file, os.O_RDONLY)
+        return OpenPayload(file=file, fd=fd, header=HEADER, sections={})
+
+
+@pytest.fixture
+def opener(tmp_path: Path) -> Iterator[Opener]:
+    for number in range(20):
+        (tmp_path / str(number)).write_text(str(number))
+    before = open_descriptors()
+    yield Opener(tmp_path)
+    assert open_descriptors() == before
+
+
+def content(files: OpenFiles, file: str) -> str:
+    with files.use(file) as payload:
+        return os.pread(payload.fd, 10, 0).decode()
+
+
+def test_a_file_is_opened_once_and_kept(opener: Opener) -> None:
+    files = OpenFiles(opener, files_max=3)
+    for _ in range(3):
+        assert content(files, "1") == "1"
+    assert opener.opened == {"1": 1}
+    files.close()
+
+
+def test_the_least_recently_used_goes_first(opener: Opener) -> None:
+    files = OpenFiles(opener, files_max=2)
+    for file in ("1", "2", "1", "3", "1"):
+        content(files, file)
+    assert opener.opened == {"1": 1, "2": 1, "3": 1}
+    content(files, "2")
+    assert opener.opened["2"] == 2
+    assert len(files) == 2
+    files.close()
+
+
+def test_files_in_use_stay_open_over_the_limit(opener: Opener) -> None:
+    files = OpenFiles(opener, files_max=1)
+    with files.use("1") as one, files.use("2") as two, files.use("3") as three:
+        assert [os.pread(p.fd, 1, 0) for p in (one, two, three)] == [b"1", b"2", b"3"]
+        assert len(files) == 3
+    assert len(files) == 1
+    files.close()
+
+
+def test_a_limit_of_none_closes_each_file_after_its_use(opener: Opener) -> None:
+    files = OpenFiles(opener, files_max=0)
+    before = open_descriptors()
+    assert content(files, "1") == "1"
+    assert (len(files), open_descriptors()) == (0, before)
+
+
+def test_a_forgotten_file_is_opened_anew_while_its_readers_go_on(opener: Opener) -> None:
+    files = OpenFiles(opener, files_max=2)
+    with files.use("1") as old:
+        files.forget("1")
+        with files.use("1") as new:
+            assert new.fd != old.fd
+        files.forget("1")
+        files.forget("1")
+        assert os.pread(old.fd, 1, 0) == b"1"
+    assert opener.opened["1"] == 2
+    files.forget("never opened")
+    assert len(files) == 0
+
+
+def test_closing_waits_for_readers_and_may_be_repeated(opener: Opener) -> None:
+    files = OpenFiles(opener, files_max=2)
+    with files.use("1") as payload:
+        files.close()
+        files.close()
+        assert os.pread(payload.fd, 1, 0) == b"1"
+    assert content(files, "1") == "1"  # and it may be used again
+    files.close()
+
+
+def test_a_failed_opening_is_not_remembered(opener: Opener) -> None:
+    files = OpenFiles(opener, files_max=2)
+    opener.absent.add("1")
+    for _ in range(2):
+        with pytest.raises(PayloadNotFound):
+            content(files, "1")
+    assert len(files) == 0
+    opener.absent.clear()
+    assert content(files, "1") == "1"
+    files.close()
+
+
+def test_a_failed_opening_that_was_forgotten_meanwhile(opener: Opener) -> None:
+    opener.absent.add("1")
+    opener.gate.clear()
+    files = OpenFiles(opener, files_max=2)
+    with ThreadPoolExecutor(1) as pool:
+        failing = pool.submit(content, files, "1")
+        while not opener.opened["1"]:
+            pass
+        files.forget("1")
+        opener.gate.set()
+        assert isinstance(failing.exception(), PayloadNotFound)
+    assert len(files) == 0
+
+
+def test_many_threads_open_a_file_once_and_others_do_not_wait(opener: Opener) -> None:
+    files = OpenFiles(opener, files_max=4)
+    opener.gate.clear()
+    with ThreadPoolExecutor(9) as pool:
+        waiting = [pool.submit(content, files, "1") for _ in range(8)]
+        while not opener.opened["1"]:
+            pass
+        opener.gate.set()
+        assert content(files, "2") == "2"
+        assert [future.result(10) for future in waiting] == ["1"] * 8
+    assert opener.opened["1"] == 1
+    files.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_readers_never_meet_a_closed_or_foreign_descriptor(opener: Opener, seed: int) -> None:
+    """32 threads read, forget and fail at random over three places for twenty files."""
+    files = OpenFiles(opener, files_max=3)
+    start = threading.Barrier(32)
+
+    def work(number: int) -> None:
+        rng = random.Random(f"{seed}-{number}")
+        start.wait(10)
+        for _ in range(150):
+            file = str(rng.randrange(20))
+            action = rng.random()
+            if action < 0.1:
+                files.forget(file)
+            elif action < 0.12:
+                files.close()
+            elif action < 0.15:
+                opener.absent.add(file)
+            else:
+                opener.absent.discard(file)
+                with suppress(PayloadNotFound):
+                    assert content(files, file) == file
+
+    with ThreadPoolExecutor(32) as pool:
+        for future in [pool.submit(work, number) for number in range(32)]:
+            future.result(30)
+    assert len(files) <= 3
+    files.close()
+    assert len(files) == 0
+
+
+def test_a_reader_over_few_descriptors_serves_many_files(root: PayloadRoot) -> None:
+    reports = [write_one(root, seed, request_id=f"request-{seed}") for seed in range(12)]
+    before = open_descriptors()
+    with PayloadReader(root, model=WIDE, open_files_max=2) as reader:
+
+        def read(number: int) -> dict[int, bytes]:
+            report = reports[number % 12]
+            if number % 7 == 0:
+                reader.forget(report.file or "")
+            return rows_read(reader, of_field(report.segments[0], "routed_experts"))
+
+        with ThreadPoolExecutor(32) as pool:
+            found = list(pool.map(read, range(240), timeout=30))
+        assert open_descriptors() <= before + 2
+    assert open_descriptors() == before
+    for number in range(240):
+        assert found[number] == found[number % 12]
+    assert len({tuple(rows.values()) for rows in found}) == 12
+
+
+def test_a_file_that_was_replaced_is_seen_after_it_was_forgotten(
+    root: PayloadRoot, reader: PayloadReader
+) -> None:
+    report, other = write_one(root, 1), write_one(root, 2)
+    assert report.file is not None
+    routing = of_field(report.segments[0], "routed_experts")
+    before = rows_read(reader, routing)
+    os.replace(file_path(root, other), file_path(root, report))
+    assert rows_read(reader, routing) == before
+    reader.forget(report.file)
+    assert rows_read(reader, routing) != before
+
+
+def test_a_deleted_file_is_read_on_until_it_is_forgotten(
+    root: PayloadRoot, reader: PayloadReader
+) -> None:
+    report = write_one(root)
+    assert report.file is not None
+    header = reader.header(report.file)
+    root.delete(report.file)
+    assert reader.header(report.file) is header
+    reader.forget(report.file)
+    with pytest.raises(PayloadNotFound):
+        reader.header(report.file)
+
+
+def test_a_refused_file_leaves_no_descriptor_behind(
+    root: PayloadRoot, reader: PayloadReader
+) -> None:
+    report = write_one(root)
+    file_path(root, report).write_bytes(b"SIDEBAND" + bytes(100))
+    before = open_descriptors()
+    for _ in range(10):
+        with suppress(PayloadError):
+            reader.header(report.file or "")
+    assert open_descriptors() == before
