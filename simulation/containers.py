@@ -1,8 +1,8 @@
 """What runs in the containers of ``docker-compose.yml``: ``python -m simulation.containers``.
 
-The same parts as on one machine, each started by its own command. Engines, ranks and the
-environment stay alive when their work is done: a container that ends would end them all. That the
-work is done shows in a file, which their health checks look for.
+The same parts as on one machine, each started by its own command. Ranks and the environment stay
+alive when their work is done: a container that ends would end them all. That the work is done
+shows in a file of the container's own, which its health check looks for.
 """
 
 import asyncio
@@ -37,6 +37,7 @@ Seed = Annotated[int, typer.Option(help="Decides every token, row and mask.")]
 Groups = Annotated[int, typer.Option(min=1, help="Groups of four rollouts.")]
 Root = Annotated[Path, typer.Option(help="Where the payload root is mounted here.")]
 Results = Annotated[Path, typer.Option(help="Where ranks and environment leave what they got.")]
+DoneFile = Annotated[Path, typer.Option(help="Made when the work is done.")]
 SeqLen = Annotated[int, typer.Option(min=1, help="Tokens of a packed row.")]
 
 
@@ -78,6 +79,7 @@ def rank(
     global_rank: Annotated[int, typer.Option(min=0, help="Number of this process.")],
     payload_root: Root,
     results: Results,
+    done_file: DoneFile,
     run_id: Annotated[str, typer.Option(help="The run.")] = "simulation",
     model: Model = "sim-uint8",
 ) -> None:
@@ -94,7 +96,7 @@ def rank(
         step_timeout_s=600.0,
     )
     run_rank(settings)
-    _stay()
+    _stay(done_file)
 
 
 @app.command()
@@ -105,6 +107,7 @@ def environment(
     engine_url: Annotated[list[str], typer.Option(help="Each engine, for new weights.")],
     token: Annotated[str, typer.Option(envvar="SIDEBAND_TOKEN", help="Of all three services.")],
     results: Results,
+    done_file: DoneFile,
     model: Model = "sim-uint8",
     seed: Seed = 0,
     groups: Groups = 6,
@@ -134,7 +137,7 @@ def environment(
             (results / ENVIRONMENT_DONE).write_text(json.dumps(facts))
 
     asyncio.run(work())
-    _stay()
+    _stay(done_file)
 
 
 @app.command()
@@ -167,8 +170,9 @@ def checker(
     raise typer.Exit(0 if checks.is_good else 1)
 
 
-def _stay() -> None:
-    """Until told to end."""
+def _stay(done_file: Path) -> None:
+    """Say that the work is done, and wait until told to end."""
+    done_file.touch()
     signal.sigwait({signal.SIGTERM, signal.SIGINT})
 
 

@@ -34,6 +34,7 @@ class RankSettings:
 def run_rank(settings: RankSettings) -> None:
     """Until the feed ends. Raises what RankFeed raises: a rank that fails exits non-zero."""
     settings.out.mkdir(parents=True, exist_ok=True)
+    _forget_earlier(settings)
     idle_bytes = resident_bytes(os.getpid())
     with RankFeed(
         settings.endpoint,
@@ -50,8 +51,18 @@ def run_rank(settings: RankSettings) -> None:
                 dump(batch, settings)
             step.commit()
     grown_bytes = max(0, peak_bytes(os.getpid()) - idle_bytes)
-    done = settings.out / f"rank{settings.global_rank}{DONE_SUFFIX}"
-    done.write_text(json.dumps({"grown_bytes": grown_bytes}))
+    _done_path(settings).write_text(json.dumps({"grown_bytes": grown_bytes}))
+
+
+def _done_path(settings: RankSettings) -> Path:
+    return settings.out / f"rank{settings.global_rank}{DONE_SUFFIX}"
+
+
+def _forget_earlier(settings: RankSettings) -> None:
+    """What this rank left in an earlier run must not be taken for this one's."""
+    _done_path(settings).unlink(missing_ok=True)
+    for path in settings.out.glob(f"*-d{settings.dp_rank}-c{settings.cp_rank}{DUMP_SUFFIX}"):
+        path.unlink()
 
 
 def dump(batch: RankMicroBatch, settings: RankSettings) -> None:
