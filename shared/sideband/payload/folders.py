@@ -34,16 +34,6 @@ def opened_root(path: Path) -> Iterator[int]:
 
 
 @contextmanager
-def opened_folder(parent_fd: int, name: str) -> Iterator[int]:
-    """A descriptor of one folder in ``parent_fd``; raises OSError, also when it is a link."""
-    fd = os.open(name, FOLDER_FLAGS, dir_fd=parent_fd)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-@contextmanager
 def walked(root: Path, folders: Sequence[str], *, file: str) -> Iterator[int]:
     """A descriptor of the last of ``folders``, reached one by one from the root.
 

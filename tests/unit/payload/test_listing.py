@@ -158,3 +158,36 @@ def test_errors_of_listing_and_deleting_are_named(
                 patch.setattr(os, name, fail)
                 with pytest.raises(PayloadError):
                     call()
+
+
+@pytest.mark.parametrize("call", ["open", "rmdir"])
+def test_a_folder_that_cannot_be_removed_is_said(
+    root: PayloadRoot, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    write_one(root)
+    whole = getattr(os, call)
+
+    def fail(name: object, *args: object, **options: object) -> object:
+        if name == HH:
+            raise OSError(errno.EACCES, "no")
+        return whole(name, *args, **options)
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(WriteFailed) as caught:
+        root.remove_version(3)
+    assert caught.value.errno == errno.EACCES
+
+
+def test_a_file_that_vanishes_while_its_version_is_removed(
+    root: PayloadRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        write_one(root)
+    whole = os.listdir
+
+    def listdir(fd: int) -> list[str]:
+        return [*whole(fd), "gone"]
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    assert root.remove_version(3) > 0
+    assert not (root.path / "v3").exists()

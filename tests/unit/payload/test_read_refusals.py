@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sideband.payload import PayloadReader, PayloadRoot, errors
+from sideband.payload import PayloadReader, PayloadRoot, encodings, errors
+from sideband.payload.columns import RowArray
 from tests.unit.payload.forge import (
     FILE,
     MASKS,
@@ -222,3 +223,45 @@ def test_nothing_is_written_beside_the_rows_that_were_asked_for(
     out = np.full((4, 2, 2), 77, np.uint16)
     reader.read_routing(routing_segment(), out[1:3])
     assert out[0].tolist() == out[3].tolist() == [[77, 77], [77, 77]]
+
+
+INVERTED = encodings.RoutingEncoding(
+    name="inverted",
+    is_raw=False,
+    encode_block=lambda rows: [np.invert(rows).tobytes()],
+    decode_block=lambda stored, out: _invert_into(stored, out),
+)
+
+
+def _invert_into(stored: memoryview, out: RowArray) -> None:
+    if len(stored) != out.nbytes:
+        raise ValueError("another number of rows")
+    np.invert(np.frombuffer(stored, out.dtype).reshape(out.shape), out=out)
+
+
+def test_an_encoding_is_added_by_an_entry_in_the_registry(
+    root: PayloadRoot, reader: PayloadReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = {"inverted": INVERTED, "raw": encodings.RAW}
+    monkeypatch.setattr("sideband.payload.rows.ROUTING_ENCODINGS", registry)
+    rows = np.frombuffer(ROUTING, np.uint16).reshape(3, 2, 2)
+    blocks = [(2, bytes(INVERTED.encode_block(rows[:2])[0])), (1, bytes(ROUTING[:8]))]
+    masks = Forgery().blocks[1]
+    change = section(0, encoding="inverted")
+    Forgery(blocks=[blocks, masks], change=change).put(root)
+    assert read_routing(reader, routing_segment()).tobytes() == ROUTING[:16]
+    for row in (0, 1):
+        one = routing_segment(row=row, rows=1, pos=2 + row)
+        assert read_routing(reader, one).tobytes() == rows[row].tobytes()
+    Forgery(blocks=[[(2, b"x"), (1, b"y")], masks], change=change).put(root)
+    reader.forget(FILE)
+    with pytest.raises(errors.BlockMalformed, match="another number of rows"):
+        read_routing(reader, routing_segment(offset=2112))
+
+
+def test_raw_blocks_decode_like_any_other(root: PayloadRoot) -> None:
+    rows = np.frombuffer(ROUTING, np.uint16).reshape(3, 2, 2)
+    stored = b"".join(bytes(part) for part in encodings.RAW.encode_block(rows))
+    out = np.zeros_like(rows)
+    encodings.RAW.decode_block(memoryview(stored), out)
+    assert np.array_equal(out, rows)
