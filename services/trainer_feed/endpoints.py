@@ -69,6 +69,7 @@ async def put_step(
         raise WrongContentType(f"The body is {kind or 'nothing'}, must be {STEP_CONTENT_TYPE}.")
     parts = [part async for part in request.stream()]
     body = await asyncio.to_thread(b"".join, parts)  # up to a gigabyte: not on the loop
+    parts.clear()  # the step is held once while it is read
     with as_problems():
         receipt = await service.put(body, step=step)
     response.status_code = 201 if receipt.is_new else 200

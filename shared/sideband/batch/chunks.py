@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from sideband.batch.columns import Runs
 from sideband.batch.types import Chunk, Layout, MicroBatch, Piece, SequenceSpan
 from sideband.errors import InvalidInput
-from sideband.segments import AnySegment, by_field, clip
+from sideband.segments import AnySegment, Field, by_field, clip
 
 Window = tuple[int, int]  # positions [start, stop)
 Value = TypeVar("Value", np.bool_, np.float32, np.int32)
@@ -108,6 +108,44 @@ def cut_chunk(micro_batch: MicroBatch, *, cp_rank: int, cp_size: int, layout: La
         cp_size=cp_size,
         layout=layout,
     )
+    return _cut(micro_batch, [parts])[0]
+
+
+def cut_chunks(micro_batch: MicroBatch, *, cp_size: int, layout: Layout) -> list[Chunk]:
+    """What travels to each CP rank: ``cut_chunk`` for all of them, in one pass over the segments.
+
+    Raises InvalidInput as ``pieces`` does.
+    """
+    return _cut(micro_batch, pieces_of_ranks(micro_batch, cp_size=cp_size, layout=layout))
+
+
+def pieces_of_ranks(
+    micro_batch: MicroBatch, *, cp_size: int, layout: Layout
+) -> list[tuple[Piece, ...]]:
+    """The pieces of each CP rank. Raises InvalidInput as ``pieces`` does."""
+    return [
+        pieces(
+            micro_batch.spans,
+            row_tokens=len(micro_batch),
+            cp_rank=cp_rank,
+            cp_size=cp_size,
+            layout=layout,
+        )
+        for cp_rank in range(cp_size)
+    ]
+
+
+def _cut(micro_batch: MicroBatch, parts_R: Sequence[tuple[Piece, ...]]) -> list[Chunk]:
+    segments_R = _segments_of(micro_batch.segments, parts_R)
+    return [
+        _chunk(micro_batch, parts, tuple(segments))
+        for parts, segments in zip(parts_R, segments_R, strict=True)
+    ]
+
+
+def _chunk(
+    micro_batch: MicroBatch, parts: tuple[Piece, ...], segments: tuple[AnySegment, ...]
+) -> Chunk:
     windows = [(piece.start, piece.stop + piece.has_edge) for piece in parts]
     versions = micro_batch.weight_versions
     return Chunk(
@@ -120,7 +158,7 @@ def cut_chunk(micro_batch: MicroBatch, *, cp_rank: int, cp_size: int, layout: La
         temperatures=_runs_in(micro_batch.temperatures, windows),
         weight_versions=None if versions is None else _runs_in(versions, windows),
         spans=micro_batch.spans,
-        segments=_segments_of(micro_batch.segments, parts),
+        segments=segments,
         form=micro_batch.form,
     )
 
@@ -138,12 +176,25 @@ def _runs_in(column: Runs, windows: Sequence[Window]) -> Runs:
     return column.windows(bounds[:, 0], bounds[:, 1])
 
 
-def _segments_of(segments: Sequence[AnySegment], parts: Sequence[Piece]) -> tuple[AnySegment, ...]:
-    rows = [(piece.start, piece.stop) for piece in parts]
-    with_edges = [(piece.start, piece.stop + piece.has_edge) for piece in parts]
-    routing = cut_to_windows(by_field(segments, "routed_experts"), rows)
-    masks = cut_to_windows(by_field(segments, "sampling_mask"), with_edges)
-    return tuple(segment for _, segment in (*routing, *masks))
+def _segments_of(
+    segments: Sequence[AnySegment], parts_R: Sequence[Sequence[Piece]]
+) -> list[list[AnySegment]]:
+    """Each rank's segments: routing by position, then masks by position."""
+    owned = sorted(
+        ((piece, rank) for rank, parts in enumerate(parts_R) for piece in parts),
+        key=lambda one: one[0].start,
+    )
+    rows = [(piece.start, piece.stop) for piece, _ in owned]
+    with_edges = [(piece.start, piece.stop + piece.has_edge) for piece, _ in owned]
+    found: list[list[AnySegment]] = [[] for _ in parts_R]
+    wanted: list[tuple[Field, list[Window]]] = [
+        ("routed_experts", rows),
+        ("sampling_mask", with_edges),
+    ]
+    for field, windows in wanted:
+        for index, segment in cut_to_windows(by_field(segments, field), windows):
+            found[owned[index][1]].append(segment)
+    return found
 
 
 def cut_to_windows(
@@ -151,8 +202,9 @@ def cut_to_windows(
 ) -> Iterator[tuple[int, AnySegment]]:
     """The rows of ``segments`` inside each window, with the window's index.
 
-    Segments are of one field and disjoint, in any order; windows ascend and are disjoint. Costs
-    segments × log(windows) plus the result: a zigzag row has thousands of windows.
+    Segments are of one field and disjoint, in any order; the starts of windows ascend, and so do
+    their stops (an edge may lie in two). Costs segments × log(windows) plus the result: a zigzag
+    row has thousands of windows.
     """
     stops = [stop for _, stop in windows]
     for segment in sorted(segments, key=attrgetter("pos")):

@@ -7,11 +7,13 @@ the element; it never allocates more than the bytes that it was given account fo
 Legend: L tokens of a packed row, E tokens that travel.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import msgspec
 
+from sideband.batch.chunks import cut_chunks
 from sideband.batch.types import Chunk, Layout, MicroBatch
 from sideband.errors import InvalidInput
 from sideband.feed.errors import MalformedStep, UnreadableStep
@@ -23,6 +25,7 @@ from sideband.feed.limits import (
     STEP_MAX,
 )
 from sideband.feed.rows import RowsWire, decode_rows, encode_rows
+from sideband.feed.spans import encode_spans
 from sideband.ids import RunId, check_id
 from sideband.model import ModelShape
 
@@ -92,8 +95,34 @@ def encode_step(step: Step) -> bytes:
     return msgspec.msgpack.encode(wire)
 
 
-def decode_step(body: bytes | bytearray | memoryview) -> Step:
-    """The step in ``body``, fully checked. Raises UnreadableStep or MalformedStep."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OpenStep:
+    """A step of which all but the rows is checked; ``micro_batch`` checks one of them."""
+
+    run_id: RunId
+    step: int
+    model: ModelShape | None
+    dp_size: int
+    cp_size: int
+    layout: Layout
+    rows: Sequence[Sequence[RowsWire]]
+
+    @property
+    def micro_batch_count(self) -> int:
+        """Micro batches of each data rank."""
+        return len(self.rows[0])
+
+    def micro_batch(self, dp_rank: int, index: int) -> MicroBatch:
+        """One micro batch, as views of the body. Raises MalformedStep."""
+        element = f"grid[{dp_rank}][{index}]"
+        rows = self.rows[dp_rank][index]
+        batch = decode_rows(element, rows, self.model, is_chunk=False).micro_batch()
+        _check_layout(element, batch, cp_size=self.cp_size, layout=self.layout)
+        return batch
+
+
+def open_step(body: bytes | bytearray | memoryview) -> OpenStep:
+    """The step in ``body`` without its rows. Raises UnreadableStep or MalformedStep."""
     view = memoryview(body)
     if view.nbytes > STEP_BODY_BYTES_MAX:
         rule = f"holds {view.nbytes} bytes, at most {STEP_BODY_BYTES_MAX} are read"
@@ -105,22 +134,42 @@ def decode_step(body: bytes | bytearray | memoryview) -> Step:
         raise UnreadableStep(head.version, readable=STEP_VERSION)
     wire = _decode("body", view, _StepWire)
     _check_step(wire)
-    grid = tuple(
-        tuple(
-            decode_rows(f"grid[{dp}][{index}]", rows, wire.model, is_chunk=False).micro_batch()
-            for index, rows in enumerate(row)
-        )
-        for dp, row in enumerate(wire.grid)
-    )
-    _check_layout(wire, grid)
-    return Step(
+    return OpenStep(
         run_id=RunId(wire.run_id),
         step=wire.step,
         model=wire.model,
         dp_size=wire.dp_size,
         cp_size=wire.cp_size,
         layout=wire.layout,
-        grid=grid,
+        rows=wire.grid,
+    )
+
+
+def decode_step(body: bytes | bytearray | memoryview) -> Step:
+    """The step in ``body``, fully checked. Raises UnreadableStep or MalformedStep."""
+    step = open_step(body)
+    return Step(
+        run_id=step.run_id,
+        step=step.step,
+        model=step.model,
+        dp_size=step.dp_size,
+        cp_size=step.cp_size,
+        layout=step.layout,
+        grid=tuple(
+            tuple(step.micro_batch(dp, index) for index in range(step.micro_batch_count))
+            for dp in range(step.dp_size)
+        ),
+    )
+
+
+def encode_chunks(
+    batch: MicroBatch, model: ModelShape | None, *, cp_size: int, layout: Layout
+) -> tuple[bytes, ...]:
+    """The body frame of MICRO_BATCH for each CP rank of one micro batch, cut in one pass."""
+    spans = encode_spans(batch.spans)
+    return tuple(
+        msgspec.msgpack.encode(encode_rows(chunk, model, spans=spans))
+        for chunk in cut_chunks(batch, cp_size=cp_size, layout=layout)
     )
 
 
@@ -165,15 +214,11 @@ def _check_step(wire: _StepWire) -> None:
         raise MalformedStep("grid", f"must hold 1 to {MICRO_BATCHES_MAX} micro batches per rank")
 
 
-def _check_layout(wire: _StepWire, grid: tuple[tuple[MicroBatch, ...], ...]) -> None:
-    """Every row must divide over the context-parallel ranks in the step's layout."""
-    for dp, row in enumerate(grid):
-        for index, batch in enumerate(row):
-            if wire.layout == "contiguous":
-                divides = len(batch) % wire.cp_size == 0
-            else:
-                pad = 2 * wire.cp_size
-                divides = all((span.stop - span.start) % pad == 0 for span in batch.spans)
-            if not divides:
-                rule = f"does not divide over {wire.cp_size} ranks in {wire.layout} layout"
-                raise MalformedStep(f"grid[{dp}][{index}]", rule)
+def _check_layout(element: str, batch: MicroBatch, *, cp_size: int, layout: Layout) -> None:
+    """A row must divide over the context-parallel ranks in the step's layout."""
+    if layout == "contiguous":
+        divides = len(batch) % cp_size == 0
+    else:
+        divides = all((span.stop - span.start) % (2 * cp_size) == 0 for span in batch.spans)
+    if not divides:
+        raise MalformedStep(element, f"does not divide over {cp_size} ranks in {layout} layout")

@@ -110,8 +110,13 @@ class Rows:
         )
 
 
-def encode_rows(rows: MicroBatch | Chunk, model: ModelShape | None) -> RowsWire:
-    """A micro batch or a chunk as columns. Segments need a model."""
+def encode_rows(
+    rows: MicroBatch | Chunk, model: ModelShape | None, *, spans: SpansWire | None = None
+) -> RowsWire:
+    """A micro batch or a chunk as columns. Segments need a model.
+
+    ``spans``: the row's own, where they are encoded already; all chunks of a row have the same.
+    """
     assert model is not None or not rows.segments, "segments without a model"
     if isinstance(rows, Chunk):
         tokens, mask, logprobs = rows.token_ids_E, rows.loss_mask_E, rows.logprobs_E
@@ -134,7 +139,7 @@ def encode_rows(rows: MicroBatch | Chunk, model: ModelShape | None) -> RowsWire:
         encode_runs(rows.advantages),
         encode_runs(rows.temperatures),
         None if versions is None else encode_runs(versions),
-        encode_spans(rows.spans),
+        encode_spans(rows.spans) if spans is None else spans,
         FORMS.index(rows.form),
         handles,
         inline or [],

@@ -62,21 +62,21 @@ class InlineWire(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 def encode_handles(segments: Sequence[PayloadSegment]) -> HandlesWire:
     """Segments by handle as one table."""
     files: dict[str, int] = {}
-    kinds: dict[KindWire, int] = {}
-    table = np.zeros(len(segments), HANDLE)
-    for i, segment in enumerate(segments):
-        kind = KindWire(segment.field, segment.dtype, segment.shape)
-        file_index = files.setdefault(segment.file, len(files))
-        kind_index = kinds.setdefault(kind, len(kinds))
-        table[i] = (
-            file_index,
-            kind_index,
+    kinds: dict[tuple[Field, RowDtype, tuple[int, ...]], int] = {}
+    entries = [
+        (
+            files.setdefault(segment.file, len(files)),
+            kinds.setdefault((segment.field, segment.dtype, segment.shape), len(kinds)),
             segment.offset,
             segment.row,
             segment.pos,
             segment.rows,
         )
-    return HandlesWire(list(files), list(kinds), to_bytes(table.view(np.uint8), U8))
+        for segment in segments
+    ]
+    table = np.array(entries, HANDLE)
+    kinds_wire = [KindWire(*kind) for kind in kinds]
+    return HandlesWire(list(files), kinds_wire, to_bytes(table.view(np.uint8), U8))
 
 
 def decode_handles(element: str, wire: HandlesWire) -> tuple[PayloadSegment, ...]:

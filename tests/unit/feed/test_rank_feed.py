@@ -292,7 +292,7 @@ def test_a_restart_of_all_ranks_heals_a_failed_step(tmp_path: Path) -> None:
 
 def test_a_file_that_appears_late_is_read_on_a_later_attempt(tmp_path: Path) -> None:
     _, samples = stored_samples(tmp_path)
-    step = make_step(samples=samples, dp_size=1, cp_size=1)
+    step = make_step(samples=samples, dp_size=1, cp_size=1, seq_len=64)  # one micro batch
     paths = sorted(tmp_path.rglob("*.sbp"))
     for path in paths:
         os.rename(path, path.with_suffix(".late"))

@@ -1,0 +1,67 @@
+"""The feed's ROUTER socket, never blocking. Foreign errors (zmq) end here.
+
+Not thread-safe: one owner. ``fd`` becomes readable when the socket's state changes, and only then:
+after any ``send`` the owner must ``receive`` until there is nothing before it waits on it again.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import zmq
+
+from sideband.feed.limits import HEADER_BYTES_MAX
+from sideband.feed.messages import Frame
+
+CLOSE_LINGER_MS: Final = 500  # last answers get out; a rank that is gone cannot hold us up
+_NO_COPY_BYTES_MIN: Final = 1 << 16  # below it a copy is cheaper than keeping the frame alive
+
+
+class Router:
+    """Bound from the start. ``bound_endpoint`` tells the port where ``endpoint`` left it open."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        try:
+            self._bind(endpoint)
+        except zmq.ZMQError:
+            self.close()
+            raise
+        self.bound_endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.fd = int(self._socket.getsockopt(zmq.FD))
+
+    def _bind(self, endpoint: str) -> None:
+        socket = self._socket
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a lost message is an error, not silence
+        socket.setsockopt(zmq.MAXMSGSIZE, HEADER_BYTES_MAX)  # ranks send no bodies
+        socket.setsockopt(zmq.SNDHWM, 0)  # bounded by credit
+        socket.bind(endpoint)
+
+    def receive(self) -> list[bytes] | None:
+        """The connection and the frames of one message; None when there is nothing now."""
+        try:
+            return self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def send(self, connection: bytes, frames: Sequence[Frame]) -> bool:
+        """False when nobody is there any more, or does not take what is sent.
+
+        Without a high-water mark the queue of a peer is never full, so the second does not happen.
+        """
+        socket, last = self._socket, len(frames) - 1
+        try:
+            socket.send(connection, zmq.NOBLOCK | zmq.SNDMORE)
+            for index, frame in enumerate(frames):
+                flags = zmq.NOBLOCK if index == last else zmq.NOBLOCK | zmq.SNDMORE
+                socket.send(frame, flags, copy=len(frame) < _NO_COPY_BYTES_MIN)
+        except zmq.ZMQError as exc:
+            if exc.errno not in {zmq.EHOSTUNREACH, zmq.EAGAIN}:
+                raise
+            return False
+        return True
+
+    def close(self) -> None:
+        """Blocks until the last answers are out, at most ``CLOSE_LINGER_MS``."""
+        self._socket.close(linger=CLOSE_LINGER_MS)
+        self._context.term()
