@@ -46,14 +46,28 @@ class Delivery:
         self.committed: dict[int, int] = {}  # by global rank; outlives its processes
         self.generation = 1
         self.failure: Failure | None = None
-        self.released: Place = FIRST
+        self._released: Place = FIRST
+        self._has_news_of_reads = False  # the minimum over the ranks is taken when it is asked for
+        self._joined_count = 0  # ranks of this generation
         self._by_connection: dict[bytes, int] = {}
 
     @property
     def is_open(self) -> bool:
         """Every global rank has said hello in this generation."""
-        joined = sum(rank.generation == self.generation for rank in self.ranks.values())
-        return joined == self.plan.rank_count
+        return self._joined_count == self.plan.rank_count
+
+    @property
+    def released(self) -> Place:
+        """Every rank has read everything before this place."""
+        self._settle_reads()
+        return self._released
+
+    def _settle_reads(self) -> None:
+        if self._has_news_of_reads:
+            self._has_news_of_reads = False
+            if self.is_open:
+                least = min(one.read for one in self.ranks.values())
+                self._released = max(self._released, least)
 
     @property
     def is_drained(self) -> bool:
@@ -94,6 +108,9 @@ class Delivery:
             last_seen_s=now_s,
         )
         self.leave(connection)  # a connection speaks for one rank only
+        self._settle_reads()  # what was released before a new process begins again stays released
+        if known is None or known.generation != self.generation:
+            self._joined_count += 1
         self.ranks[hello.global_rank] = rank
         self._by_connection[connection] = hello.global_rank
         if committed is not None:
@@ -119,8 +136,7 @@ class Delivery:
         """The rank has read everything before ``place``."""
         if rank.generation == self.generation:
             rank.read = max(rank.read, place)
-        if self.is_open:
-            self.released = max(self.released, min(one.read for one in self.ranks.values()))
+        self._has_news_of_reads = True
 
     def commit(self, global_rank: int, step: int) -> Abort | None:
         """Record a commit of ``step`` and all before; an Abort instead when that step failed."""
@@ -139,7 +155,8 @@ class Delivery:
             return False
         self.failure = Failure(step=step, rank=rank.global_rank, reason=reason)
         self.generation += 1
-        self.released = FIRST
+        self._joined_count = 0
+        self._released, self._has_news_of_reads = FIRST, False
         for one in self.ranks.values():
             if one.abort is None:
                 one.abort = Abort(step, reason)
@@ -207,9 +224,10 @@ class Delivery:
             return abort
         if not self.is_open:
             return None
-        if self.released > rank.told_release:
-            rank.told_release = self.released
-            return Release(self.released)
+        released = self.released
+        if released > rank.told_release:
+            rank.told_release = released
+            return Release(released)
         return self._next_step_for(rank)
 
     def _next_step_for(self, rank: RankState) -> Send | End | None:

@@ -6,8 +6,9 @@ part of the type, so that a header is refused as a whole or right as a whole.
 Errors: MalformedFrame, UnsupportedProtocol.
 """
 
+import functools
 from collections.abc import Sequence
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
@@ -191,17 +192,22 @@ FROM_FEED: Final[dict[int, type[Header]]] = {
     40: EndMessage,
     41: ResyncMessage,
 }
-_TYPES: Final = {kind: number for number, kind in (FROM_RANK | FROM_FEED).items()}
+_PREFIXES: Final = {
+    kind: MAGIC + bytes((PROTOCOL_VERSION, number))
+    for number, kind in (FROM_RANK | FROM_FEED).items()
+}
+_DECODERS: Final = {
+    kind: msgspec.msgpack.Decoder(kind) for kind in (FROM_RANK | FROM_FEED).values()
+}
+_ENCODER: Final = msgspec.msgpack.Encoder()
 
 Frame = bytes | memoryview
-H = TypeVar("H", bound=Header)
 
 
 def encode_message(header: Header, body: Frame | None = None) -> list[Frame]:
     """The frames of one message; ``body`` exactly for a MicroBatchMessage."""
     assert (body is not None) == isinstance(header, MicroBatchMessage), "only chunks have a body"
-    prefix = MAGIC + bytes((PROTOCOL_VERSION, _TYPES[type(header)]))
-    frames: list[Frame] = [prefix, msgspec.msgpack.encode(header)]
+    frames: list[Frame] = [_PREFIXES[type(header)], _ENCODER.encode(header)]
     return frames if body is None else [*frames, body]
 
 
@@ -233,12 +239,11 @@ def decode_message(
     return _decode_header(frames[1], kind), body
 
 
-def _decode_header(frame: Frame, kind: type[H]) -> H:
+def _decode_header(frame: Frame, kind: type[Header]) -> Header:
     try:
-        header = msgspec.msgpack.decode(frame, type=kind)
-        model = getattr(header, "model", None)
-        if isinstance(model, ModelShape):
-            model.check()
+        header = _DECODERS[kind].decode(frame)
+        if isinstance(header, HelloMessage | MicroBatchMessage) and header.model is not None:
+            _checked(header.model)
     except (msgspec.MsgspecError, RecursionError, InvalidInput) as exc:
         raise MalformedFrame("header", str(exc)) from exc
     if isinstance(header, HelloMessage) and (header.resume_step is None) != (
@@ -246,6 +251,12 @@ def _decode_header(frame: Frame, kind: type[H]) -> H:
     ):
         raise MalformedFrame("header", "resume_step and resume_index come together")
     return header
+
+
+@functools.lru_cache(maxsize=16)
+def _checked(model: ModelShape) -> ModelShape:
+    """The model after its check. Raises InvalidInput; the model of a run comes with every row."""
+    return model.check()
 
 
 def shortened(reason: str) -> str:

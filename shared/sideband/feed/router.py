@@ -13,6 +13,9 @@ from sideband.feed.limits import HEADER_BYTES_MAX
 from sideband.feed.messages import Frame
 
 CLOSE_LINGER_MS: Final = 500  # last answers get out; a rank that is gone cannot hold us up
+# Plain integers: pyzmq's flags are enums, and joining two costs more than sending a short frame.
+_NOBLOCK: Final = int(zmq.NOBLOCK)
+_MORE: Final = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 _NO_COPY_BYTES_MIN: Final = 1 << 16  # below it a copy is cheaper than keeping the frame alive
 
 
@@ -40,7 +43,7 @@ class Router:
     def receive(self) -> list[bytes] | None:
         """The connection and the frames of one message; None when there is nothing now."""
         try:
-            return self._socket.recv_multipart(zmq.NOBLOCK)
+            return self._socket.recv_multipart(_NOBLOCK)
         except zmq.Again:
             return None
 
@@ -49,12 +52,13 @@ class Router:
 
         Without a high-water mark the queue of a peer is never full, so the second does not happen.
         """
-        socket, last = self._socket, len(frames) - 1
+        socket = self._socket
         try:
-            socket.send(connection, zmq.NOBLOCK | zmq.SNDMORE)
-            for index, frame in enumerate(frames):
-                flags = zmq.NOBLOCK if index == last else zmq.NOBLOCK | zmq.SNDMORE
-                socket.send(frame, flags, copy=len(frame) < _NO_COPY_BYTES_MIN)
+            socket.send(connection, _MORE)
+            for frame in frames[:-1]:
+                socket.send(frame, _MORE)
+            last = frames[-1]
+            socket.send(last, _NOBLOCK, copy=len(last) < _NO_COPY_BYTES_MIN)
         except zmq.ZMQError as exc:
             if exc.errno not in {zmq.EHOSTUNREACH, zmq.EAGAIN}:
                 raise
