@@ -18,6 +18,7 @@ from services.inference_proxy.dialects.base import Dialect
 from services.inference_proxy.dialects.vllm import VllmDialect
 from services.inference_proxy.endpoints import admin, generate, openai
 from services.inference_proxy.endpoints.parts import Parts
+from services.inference_proxy.endpoints.plain import PlainRoute
 from services.inference_proxy.engines import Engine, EngineBook
 from services.inference_proxy.health import Health, HealthLimits
 from services.inference_proxy.janitor import Janitor
@@ -25,12 +26,14 @@ from services.inference_proxy.metrics import Metrics
 from services.inference_proxy.openai import OpenAIService
 from services.inference_proxy.payloads import RootHandle
 from services.inference_proxy.probes import Probes
-from services.inference_proxy.service import GenerateService, RetryLimits
+from services.inference_proxy.retries import RetryLimits
+from services.inference_proxy.service import GenerateService
 from services.inference_proxy.sessions import SessionBook
 from services.inference_proxy.upstream import Upstream, Wire
 from services.inference_proxy.versions import VersionPusher
 from services.inference_proxy.wire import open_wire
 from services.kit.app import build_app
+from services.kit.auth import TokenCheck
 
 DESCRIPTION = (
     "Forwards inference requests to engines: rows of train requests go by handle, prefill and "
@@ -72,6 +75,8 @@ def create_app(settings: ProxySettings, *, wire: Wire | None = None) -> FastAPI:
         ready=ready,
         registry=registry,
     )
+    documented = next(r for r in generate.router.routes if getattr(r, "path", "") == generate.PATH)
+    app.router.routes.insert(0, PlainRoute(documented, TokenCheck(settings.admin_tokens)))
     return app
 
 

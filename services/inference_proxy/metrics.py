@@ -23,9 +23,28 @@
 Engine names come from the settings, so their number is bounded.
 """
 
+from typing import Generic, TypeVar
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.kit.middleware import SECONDS_BUCKETS
+
+M = TypeVar("M", Counter, Gauge, Histogram)
+
+
+class Labelled(Generic[M]):
+    """A metric with labels that remembers its children: looking them up locks and checks."""
+
+    def __init__(self, metric: M) -> None:
+        self._metric: M = metric
+        self._children: dict[tuple[str, ...], M] = {}
+
+    def labels(self, *values: str) -> M:
+        """The child of these label values."""
+        child = self._children.get(values)
+        if child is None:
+            child = self._children[values] = self._metric.labels(*values)
+        return child
 
 
 class Metrics:
@@ -38,20 +57,24 @@ class Metrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"proxy_{name}", text, labels, registry=registry)
 
-        self.generate_total = counter(
-            "generate_total", "Token-in/token-out requests.", "kind", "outcome"
+        self.generate_total = Labelled(
+            counter("generate_total", "Token-in/token-out requests.", "kind", "outcome")
         )
-        self.attempts_total = counter(
-            "attempts_total", "Calls of engines.", "engine", "leg", "outcome"
+        self.attempts_total = Labelled(
+            counter("attempts_total", "Calls of engines.", "engine", "leg", "outcome")
         )
-        self.attempt_duration_seconds = Histogram(
-            "proxy_attempt_duration_seconds",
-            "Time of one call of an engine.",
-            ("leg",),
-            buckets=SECONDS_BUCKETS,
-            registry=registry,
+        self.attempt_duration_seconds = Labelled(
+            Histogram(
+                "proxy_attempt_duration_seconds",
+                "Time of one call of an engine.",
+                ("leg",),
+                buckets=SECONDS_BUCKETS,
+                registry=registry,
+            )
         )
-        self.engine_in_flight = gauge("engine_in_flight", "Requests at an engine.", "engine")
+        self.engine_in_flight = Labelled(
+            gauge("engine_in_flight", "Requests at an engine.", "engine")
+        )
         self.engine_serving = gauge("engine_serving", "1 when it takes requests.", "engine")
         self.ejections_total = counter("ejections_total", "Ejections of an engine.", "engine")
         self.retries_total = counter("retries_total", "Attempts after the first.")
@@ -61,8 +84,12 @@ class Metrics:
         self.rows_not_asked_total = counter(
             "rows_not_asked_total", "Prompt rows that an earlier turn had already."
         )
-        self.answers_total = counter("answers_total", "Answers by form of rows.", "kind", "form")
-        self.answer_bytes_total = counter("answer_bytes_total", "Bytes sent to clients.", "kind")
+        self.answers_total = Labelled(
+            counter("answers_total", "Answers by form of rows.", "kind", "form")
+        )
+        self.answer_bytes_total = Labelled(
+            counter("answer_bytes_total", "Bytes sent to clients.", "kind")
+        )
         self.inline_instead_of_handle_total = counter(
             "inline_instead_of_handle_total",
             "Train answers that came inline although a payload_dir was given.",

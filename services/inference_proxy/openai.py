@@ -13,7 +13,6 @@ from typing import Any
 
 import orjson
 import structlog
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from services.inference_proxy.admission import Gate
 from services.inference_proxy.calls import EngineCalls
@@ -21,7 +20,7 @@ from services.inference_proxy.dialects.base import Dialect
 from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.offload import offload
 from services.inference_proxy.refusals import Refused, check_places
-from services.inference_proxy.service import RetryLimits, is_retryable
+from services.inference_proxy.retries import RetryLimits, retried
 from services.inference_proxy.upstream import Reply, UpstreamError, parsed
 from sideband.ids import SessionId
 
@@ -73,19 +72,15 @@ class OpenAIService:
     async def open(self, call: OpenAICall) -> OpenedAnswer:
         """The beginning of an answer. Raises UpstreamError and NoEngine."""
         avoid: set[str] = set()
-        async for state in AsyncRetrying(
-            stop=stop_after_attempt(self._retries.attempts_max),
-            wait=wait_random_exponential(multiplier=0.05, max=self._retries.wait_s_max),
-            retry=retry_if_exception(is_retryable),
-            reraise=True,
-        ):
-            with state:
-                try:
-                    return await self._attempt(call, avoid)
-                except UpstreamError as exc:
-                    avoid.add(exc.engine)
-                    raise
-        raise AssertionError("the last attempt returns or raises")
+
+        async def one(_: int) -> OpenedAnswer:
+            try:
+                return await self._attempt(call, avoid)
+            except UpstreamError as exc:
+                avoid.add(exc.engine)
+                raise
+
+        return await retried(one, self._retries)
 
     async def chunks(self, opened: OpenedAnswer) -> AsyncGenerator[bytes, None]:
         """The answer's bytes, after one empty part that says: begun, so closing cleans up."""

@@ -4,15 +4,39 @@ A payload file carries the upstream id in its name, so an id must never come twi
 a losing attempt left would take another request's file. Hence the random part.
 """
 
-import secrets
+import os
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from services.inference_proxy.limits import CLIENT_ID_CHARACTERS_MAX
 from sideband.ids import RequestId
 
 Leg = Literal["whole", "prefill", "decode"]
 _SUFFIX: dict[Leg, str] = {"whole": "", "prefill": ".p", "decode": ".d"}
+
+
+RANDOM_BYTES: Final = 4096  # fetched at once: asking the kernel costs as much as a whole request
+
+
+class RandomHex:
+    """Random hexadecimal digits, never the same ones twice, also after a fork."""
+
+    def __init__(self) -> None:
+        self._digits, self._used = "", 0
+        os.register_at_fork(after_in_child=self._forget)
+
+    def take(self, count: int) -> str:
+        """The next ``count`` digits."""
+        if self._used + count > len(self._digits):
+            self._digits, self._used = os.urandom(RANDOM_BYTES).hex(), 0
+        self._used += count
+        return self._digits[self._used - count : self._used]
+
+    def _forget(self) -> None:
+        self._digits, self._used = "", 0
+
+
+_random = RandomHex()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +53,7 @@ class AttemptIds:
 
 def new_client_id() -> RequestId:
     """An id for a client that sends none."""
-    return RequestId(secrets.token_hex(16))
+    return RequestId(_random.take(32))
 
 
 def upstream_base(client_id: RequestId) -> str:
@@ -39,4 +63,4 @@ def upstream_base(client_id: RequestId) -> str:
     a client must not be able to name a host that way.
     """
     kept = client_id[:CLIENT_ID_CHARACTERS_MAX].replace("_addr_", "-addr-")
-    return f"{kept}-{secrets.token_hex(4)}"
+    return f"{kept}-{_random.take(8)}"

@@ -7,12 +7,10 @@ an attempt succeeds or ``attempts_max`` have failed; only what reached the clien
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
 import structlog
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from services.inference_proxy.admission import Gate
 from services.inference_proxy.answers import MalformedAnswer
@@ -26,6 +24,7 @@ from services.inference_proxy.offload import offload
 from services.inference_proxy.payloads import RootHandle
 from services.inference_proxy.planning import Call, Plan, make_plan
 from services.inference_proxy.relay import StreamRelay
+from services.inference_proxy.retries import RetryLimits, retried
 from services.inference_proxy.sessions import Session, SessionBook, Tokens, covered_until
 from services.inference_proxy.upstream import EngineBroke, UpstreamError
 from sideband.ids import RunId
@@ -43,14 +42,6 @@ class Attempt(Protocol[T_co]):
     """Makes attempt number ``attempt``, best not at the engines in ``avoid``."""
 
     async def __call__(self, plan: Plan, attempt: int, avoid: AbstractSet[str]) -> T_co: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryLimits:
-    """How often, and how long between."""
-
-    attempts_max: int
-    wait_s_max: float
 
 
 class GenerateService:
@@ -160,21 +151,16 @@ class GenerateService:
 
     async def _retried(self, plan: Plan, attempt: Attempt[T]) -> T:
         avoid: set[str] = set()
-        async for state in AsyncRetrying(
-            stop=stop_after_attempt(self._retries.attempts_max),
-            wait=wait_random_exponential(multiplier=0.05, max=self._retries.wait_s_max),
-            retry=retry_if_exception(is_retryable),
-            reraise=True,
-        ):
-            with state:
-                number = state.retry_state.attempt_number
-                self._metrics.retries_total.inc(number > 1)
-                try:
-                    return await attempt(plan, number, frozenset(avoid))
-                except UpstreamError as exc:
-                    avoid.add(exc.engine)
-                    raise
-        raise AssertionError("the last attempt returns or raises")
+
+        async def one(number: int) -> T:
+            self._metrics.retries_total.inc(number > 1)
+            try:
+                return await attempt(plan, number, frozenset(avoid))
+            except UpstreamError as exc:
+                avoid.add(exc.engine)
+                raise
+
+        return await retried(one, self._retries)
 
     def _run_id(self) -> RunId | None:
         if not self._root.is_set:
@@ -208,11 +194,6 @@ class GenerateService:
                 log.warning("inline_instead_of_handle", request_id=plan.call.request_id)
             self._has_warned = True
             self._metrics.inline_instead_of_handle_total.inc()
-
-
-def is_retryable(error: BaseException) -> bool:
-    """Whether another attempt may succeed."""
-    return isinstance(error, UpstreamError) and error.is_retryable
 
 
 @contextmanager

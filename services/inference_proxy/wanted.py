@@ -68,9 +68,7 @@ async def while_wanted(
                     scope.reschedule(None)
                 if session is not None:
                     session.on_discard.discard(discard)
-                watcher.cancel()
-                # gather with return_exceptions: the watcher's own end is no news here.
-                await asyncio.gather(watcher, return_exceptions=True)
+                watcher.cancel()  # it ends at its only wait; nobody has to see it
     except TimeoutError as exc:
         if not scope.expired():
             raise

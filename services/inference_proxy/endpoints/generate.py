@@ -1,6 +1,6 @@
 """``POST /inference/v1/generate``: vLLM's token-in/token-out route."""
 
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import orjson
 from fastapi import APIRouter, Header, Request, Response
@@ -11,7 +11,7 @@ from services.inference_proxy.endpoints.parts import Parts, PartsDep
 from services.inference_proxy.endpoints.relay import RelayResponse
 from services.inference_proxy.errors import GENERATE_PROBLEMS, as_problems
 from services.inference_proxy.headers import to_client
-from services.inference_proxy.limits import POLICY_VERSION_MAX
+from services.inference_proxy.limits import OFFLOAD_BYTES_MIN, POLICY_VERSION_MAX
 from services.inference_proxy.offload import offload
 from services.inference_proxy.planning import Call, Plan
 from services.inference_proxy.refusals import Kind, check_generate
@@ -22,6 +22,8 @@ from services.kit.problems import Problem, responses
 from sideband.ids import ID_PATTERN, RequestId, SessionId, check_id
 
 router = APIRouter(tags=["inference"], route_class=OrjsonRoute)
+
+PATH: Final = "/inference/v1/generate"
 
 KindHeader = Annotated[
     Kind,
@@ -58,7 +60,7 @@ def session_of(value: str | None) -> SessionId | None:
 
 
 @router.post(
-    "/inference/v1/generate",
+    PATH,
     summary="Sample tokens; rows of train requests by handle",
     response_class=Response,
     responses={
@@ -83,11 +85,31 @@ async def generate(
     Train requests get `payload_dir` injected when a payload root is set. The answer carries the
     rows of both legs, merged. A follow-up turn of a session asks only for rows that it has not yet.
     """
+    return await answer(
+        request,
+        parts,
+        body=await request.json(),
+        kind=kind,
+        session=session,
+        policy_version=policy_version,
+    )
+
+
+async def answer(
+    request: Request,
+    parts: Parts,
+    *,
+    body: dict[str, Any],
+    kind: Kind,
+    session: str | None,
+    policy_version: int | None,
+) -> Response:
+    """The answer to a request of the right shape. Raises Problem."""
     try:
         with as_problems():
-            request_id = body.request_id or new_client_id()
+            request_id = body.get("request_id") or new_client_id()
             call = Call(
-                body=await request.json(),
+                body=body,
                 kind=kind,
                 request_id=RequestId(check_id("request_id", request_id)),
                 session_id=session_of(session),
@@ -121,7 +143,8 @@ async def _answered(request: Request, parts: Parts, plan: Plan, outcome: Outcome
     try:
         size_bytes = len(outcome.body["choices"][0].get("routed_experts") or "")
         content = await offload(lambda: orjson.dumps(outcome.body), size_bytes=size_bytes)
-        if await request.is_disconnected():
+        # Small answers were written without a wait, in which nobody can have left.
+        if size_bytes >= OFFLOAD_BYTES_MIN and await request.is_disconnected():
             raise ClientGone
         if plan.session is not None and plan.session.is_discarded:
             raise SessionDiscarded
