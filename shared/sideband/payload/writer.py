@@ -1,36 +1,35 @@
 """Write one request's rows as one payload file, all or nothing.
 
-Rows are checked, then encoded block by block, then written aside without being joined; the file
-is synced, renamed and its folders synced before the call returns (docs/payload-format.md).
+Rows are checked, encoded block by block and written aside without being joined; the file is synced,
+renamed and its folders synced before the call returns (docs/payload-format.md). A large file is
+written while it is checked: what turns out to be refused was never visible.
 """
 
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import Final
 
 import numpy as np
 
 from sideband.errors import InvalidInput
 from sideband.ids import RequestId, check_id
-from sideband.model import ModelShape, RowDtype
+from sideband.model import ModelShape
+from sideband.payload.assembly import Part, PlacedFile, Ranges, mask_part, place, routing_part
 from sideband.payload.checks import check_masks, valid_runs
-from sideband.payload.columns import ChoicePayload, MaskColumn, RoutingRows
-from sideband.payload.encodings import CSR_BITS, RAW, mask_blocks, routing_blocks
-from sideband.payload.errors import HeaderTooLarge
-from sideband.payload.header import PayloadHeader, Run, Section, encode_front, front_bytes
+from sideband.payload.columns import ChoicePayload, RoutingRows
 from sideband.payload.io import write_all
-from sideband.payload.layout import (
-    BLOCK_BYTES_MAX,
-    BLOCK_ENTRY,
-    CHOICE_MAX,
-    Buffer,
-    aligned,
-    checksum,
-)
-from sideband.payload.paths import new_path
+from sideband.payload.layout import CHOICE_MAX
+from sideband.payload.paths import PayloadPath, new_path
 from sideband.payload.refusals import DuplicateChoice
 from sideband.payload.root import PayloadRoot, published
-from sideband.segments import Field, PayloadSegment
+from sideband.routing.rows import valid_rows
+from sideband.segments import PayloadSegment
+
+# Below, a thread costs more than it saves: a megabyte is checked in about a millisecond.
+_OVERLAP_BYTES_MIN: Final = 1 << 20
+_SAMPLE_ROWS: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,27 +46,36 @@ class WriteReport:
     rows_invalid: int
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Part:
-    """One section being made: its blocks as buffers, then its place in the file."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Request:
+    """What was asked for, with ids and choices that can be."""
 
-    choice: int
-    field: Field
-    encoding: str
-    dtype: RowDtype
-    shape: tuple[int, ...]
-    layer_ids: tuple[int, ...]
-    runs: tuple[Run, ...]
-    blocks: list[tuple[int, list[Buffer]]]  # rows, stored bytes in parts
-    offset: int = 0
+    root: PayloadRoot
+    policy_version: int
+    request_id: RequestId
+    model: ModelShape
+    choices: Sequence[ChoicePayload]
 
     @property
-    def size_bytes(self) -> int:
-        return sum(len(part) for _, parts in self.blocks for part in parts)
+    def routings(self) -> list[tuple[int, RoutingRows]]:
+        return [(c.choice, c.routing) for c in self.choices if c.routing is not None]
 
-    @property
-    def rows(self) -> int:
-        return sum(rows for rows, _ in self.blocks)
+    def placed(self, ranges: Mapping[int, Ranges], masks: Mapping[int, Part]) -> PlacedFile:
+        """The file of the routing rows in ``ranges`` and of ``masks``, both by choice."""
+        parts: list[Part] = []
+        for choice in self.choices:
+            if choice.routing is not None:
+                found = ranges[choice.choice]
+                parts.append(routing_part(choice.choice, choice.routing, found, self.model))
+            if choice.choice in masks:
+                parts.append(masks[choice.choice])
+        return place(
+            [part for part in parts if part.blocks],
+            run_id=self.root.run_id,
+            request_id=self.request_id,
+            policy_version=self.policy_version,
+            model=self.model,
+        )
 
 
 def write_payload(
@@ -87,39 +95,32 @@ def write_payload(
     """
     check_id("request_id", request_id)
     model.check()
-    parts, rows_invalid = _parts(choices, model)
-    if not parts:
-        nothing: dict[int, tuple[PayloadSegment, ...]] = {c.choice: () for c in choices}
-        return WriteReport(file=None, segments=nothing, size_bytes=0, rows_invalid=rows_invalid)
-    path = new_path(policy_version, root.run_id, request_id)
-    header = PayloadHeader(
-        run_id=root.run_id,
-        request_id=request_id,
+    _check_choices(choices)
+    request = _Request(
+        root=root,
         policy_version=policy_version,
+        request_id=request_id,
         model=model,
-        sections=tuple(map(_section, parts)),
+        choices=choices,
     )
-    buffers, size_bytes = _assemble(header, parts)
-    with published(root, path) as fd:
-        write_all(fd, buffers)
-    segments = {
-        choice.choice: tuple(
-            segment
-            for part in parts
-            if part.choice == choice.choice
-            for segment in _segments(part, str(path))
-        )
-        for choice in choices
-    }
-    return WriteReport(
-        file=str(path), segments=segments, size_bytes=size_bytes, rows_invalid=rows_invalid
-    )
+    masks = _checked_masks(choices, model)
+    path = new_path(policy_version, root.run_id, request_id)
+    ranges: Mapping[int, Ranges] | None = None
+    if _is_worth_overlapping(request):
+        file, ranges = _write_while_checking(request, masks, path)
+        if file is not None:
+            return _report(request, path, file, ranges)
+    if ranges is None:
+        ranges = {choice: valid_runs(routing, model) for choice, routing in request.routings}
+    file = request.placed(ranges, masks)
+    if file.parts:
+        front = file.front()
+        with published(root, path) as fd:
+            write_all(fd, [front, *file.body])
+    return _report(request, path, file, ranges)
 
 
-def _parts(choices: Sequence[ChoicePayload], model: ModelShape) -> tuple[list[_Part], int]:
-    """Every section to write, after every check; and the number of invalid rows."""
-    parts: list[_Part] = []
-    rows_invalid = 0
+def _check_choices(choices: Sequence[ChoicePayload]) -> None:
     seen: set[int] = set()
     for choice in choices:
         if not 0 <= choice.choice <= CHOICE_MAX:
@@ -127,114 +128,83 @@ def _parts(choices: Sequence[ChoicePayload], model: ModelShape) -> tuple[list[_P
         if choice.choice in seen:
             raise DuplicateChoice(choice.choice)
         seen.add(choice.choice)
-        if choice.routing is not None:
-            part = _routing_part(choice.choice, choice.routing, model)
-            rows_invalid += len(choice.routing.rows_NLK) - part.rows
-            parts.append(part)
+
+
+def _checked_masks(choices: Sequence[ChoicePayload], model: ModelShape) -> dict[int, Part]:
+    parts: dict[int, Part] = {}
+    for choice in choices:
         if choice.masks is not None:
-            parts.append(_mask_part(choice.choice, choice.masks, model))
-    return [part for part in parts if part.blocks], rows_invalid
+            check_masks(choice.masks, model)
+            parts[choice.choice] = mask_part(choice.choice, choice.masks, model)
+    return parts
 
 
-def _routing_part(choice: int, routing: RoutingRows, model: ModelShape) -> _Part:
-    ranges = valid_runs(routing, model)
-    rows_NLK = routing.rows_NLK
-    if ranges != [(0, len(rows_NLK))] and ranges:  # leaving rows out costs one copy
-        rows_NLK = np.concatenate([rows_NLK[first:last] for first, last in ranges])
-    runs: list[Run] = []
-    row = 0
-    for first, last in ranges:
-        runs.append((routing.pos + first, row, last - first))
-        row += last - first
-    bounds = routing_blocks(row, model.row_size_bytes)
-    return _Part(
-        choice=choice,
-        field="routed_experts",
-        encoding=RAW.name,
-        dtype="uint8" if rows_NLK.dtype == np.uint8 else "uint16",
-        shape=model.row_shape,
-        layer_ids=model.layer_ids,
-        runs=tuple(runs),
-        blocks=[
-            (last - first, RAW.encode_block(rows_NLK[first:last]))
-            for first, last in pairwise(bounds)
-        ],
-    )
+def _is_worth_overlapping(request: _Request) -> bool:
+    """Large, and a glance at the rows finds neither a gap nor a row of another shape."""
+    model = request.model
+    size_bytes = 0
+    for _, routing in request.routings:
+        rows_NLK = routing.rows_NLK
+        if rows_NLK.shape[1:] != model.row_shape or rows_NLK.dtype != model.row_dtype:
+            return False
+        places = np.linspace(0, len(rows_NLK) - 1, min(_SAMPLE_ROWS, len(rows_NLK)), dtype=np.int64)
+        if not valid_rows(rows_NLK[places], id_space=model.id_space).all():
+            return False
+        size_bytes += rows_NLK.nbytes
+    return size_bytes > 0 and size_bytes >= _OVERLAP_BYTES_MIN
 
 
-def _mask_part(choice: int, column: MaskColumn, model: ModelShape) -> _Part:
-    check_masks(column, model)
-    masks = column.masks
-    bounds = mask_blocks(masks, model.vocab_size)
-    return _Part(
-        choice=choice,
-        field="sampling_mask",
-        encoding=CSR_BITS.name,
-        dtype="int32",
-        shape=(model.vocab_size,),
-        layer_ids=(),
-        runs=((column.pos, 0, len(masks)),) if len(masks) else (),
-        blocks=[
-            (last - first, CSR_BITS.encode_block(masks.slice(first, last), model.vocab_size))
-            for first, last in pairwise(bounds)
-        ],
-    )
+class _HasGaps(Exception):  # it leaves no function of this module
+    """Rows were left out, so every place in the file moves: what was written aside is no use."""
 
 
-def _section(part: _Part) -> Section:
-    return Section(
-        choice=part.choice,
-        field=part.field,
-        encoding=part.encoding,
-        dtype=part.dtype,
-        shape=part.shape,
-        layer_ids=part.layer_ids,
-        offset=part.offset,
-        size_bytes=part.size_bytes,
-        rows=part.rows,
-        runs=part.runs,
-        block_count=len(part.blocks),
-    )
+def _write_while_checking(
+    request: _Request, masks: Mapping[int, Part], path: PayloadPath
+) -> tuple[PlacedFile | None, dict[int, Ranges]]:
+    """Write the body as if no row were invalid while another thread checks; then the front.
+
+    Returns the file, or None when there were gaps after all and nothing was published; and the
+    valid ranges. Raises what the checks raise, and nothing is published then either.
+    """
+    whole: dict[int, Ranges] = {
+        choice: [(0, len(routing.rows_NLK))] if len(routing.rows_NLK) else []
+        for choice, routing in request.routings
+    }
+    file = request.placed(whole, masks)
+    ranges: dict[int, Ranges] = {}
+    try:
+        with published(request.root, path) as fd, ThreadPoolExecutor(1) as pool:
+            os.lseek(fd, file.front_bytes, os.SEEK_SET)
+            written = pool.submit(write_all, fd, file.body)
+            for choice, routing in request.routings:
+                ranges[choice] = valid_runs(routing, request.model)
+            if ranges != whole:
+                raise _HasGaps
+            front = file.front()
+            written.result()
+            os.lseek(fd, 0, os.SEEK_SET)
+            write_all(fd, [front])
+    except _HasGaps:
+        return None, ranges
+    return file, ranges
 
 
-def _assemble(header: PayloadHeader, parts: Sequence[_Part]) -> tuple[list[Buffer], int]:
-    """All buffers of the file in order, and its size. Places the parts."""
-    header_bytes, reached = front_bytes(header)
-    body: list[Buffer] = []
-    entries: list[tuple[int, int, int, int]] = []
-    for part in parts:
-        body.append(bytes(aligned(reached) - reached))
-        part.offset = reached = aligned(reached)
-        for rows, stored in part.blocks:
-            size_bytes = sum(len(buffer) for buffer in stored)
-            if size_bytes > BLOCK_BYTES_MAX:
-                raise HeaderTooLarge("", "block bytes", size_bytes, limit=BLOCK_BYTES_MAX)
-            entries.append((reached, size_bytes, rows, checksum(*stored)))
-            body.extend(stored)
-            reached += size_bytes
-    placed = PayloadHeader(
-        run_id=header.run_id,
-        request_id=header.request_id,
-        policy_version=header.policy_version,
-        model=header.model,
-        sections=tuple(map(_section, parts)),
-    )
-    index = np.array(entries, BLOCK_ENTRY)
-    front = encode_front(placed, index, header_bytes=header_bytes, file_bytes=reached)
-    return [front, *body], reached
-
-
-def _segments(part: _Part, file: str) -> list[PayloadSegment]:
-    return [
-        PayloadSegment(
-            field=part.field,
-            file=file,
-            offset=part.offset,
-            row=row,
-            pos=pos,
-            rows=rows,
-            dtype=part.dtype,
-            shape=part.shape,
+def _report(
+    request: _Request, path: PayloadPath, file: PlacedFile, ranges: Mapping[int, Ranges]
+) -> WriteReport:
+    stored = sum(last - first for found in ranges.values() for first, last in found)
+    segments: dict[int, tuple[PayloadSegment, ...]] = {
+        choice.choice: tuple(
+            segment
+            for part in file.parts
+            if part.choice == choice.choice
+            for segment in part.segments(str(path))
         )
-        for pos, row, rows in part.runs
-    ]
+        for choice in request.choices
+    }
+    return WriteReport(
+        file=str(path) if file.parts else None,
+        segments=segments,
+        size_bytes=file.size_bytes if file.parts else 0,
+        rows_invalid=sum(len(routing.rows_NLK) for _, routing in request.routings) - stored,
+    )

@@ -11,6 +11,7 @@ from sideband.payload import PayloadRoot, StoredFile
 from sideband.payload.errors import (
     PathEscapesRoot,
     PayloadError,
+    WriteFailed,
 )
 from sideband.payload.paths import fan_out
 from tests.unit.payload.support import REQUEST, RUN, write_one

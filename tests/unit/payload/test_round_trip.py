@@ -18,6 +18,7 @@ from sideband.payload import (
     PayloadRoot,
     RoutingRows,
     encodings,
+    writer,
 )
 from sideband.payload.columns import RowArray
 from sideband.testing.payloads import random_choice, random_routing
@@ -61,6 +62,7 @@ def model_shapes(draw: st.DrawFn) -> ModelShape:
     completion_tokens=st.integers(1, 30),
     block_bytes=st.sampled_from([1, 17, 64, 500, 256 * 1024]),
     choices=st.integers(1, 2),
+    overlap_bytes=st.sampled_from([0, 1 << 60]),  # written while it is checked, or after
     data=st.data(),
 )
 def test_any_range_of_any_request_reads_back(
@@ -71,6 +73,7 @@ def test_any_range_of_any_request_reads_back(
     completion_tokens: int,
     block_bytes: int,
     choices: int,
+    overlap_bytes: int,
     data: st.DataObject,
 ) -> None:
     tokens = prompt_tokens + completion_tokens
@@ -91,7 +94,10 @@ def test_any_range_of_any_request_reads_back(
         )
         for index in range(choices)
     ]
-    with patch.object(encodings, "BLOCK_BYTES_TARGET", block_bytes):
+    with (
+        patch.object(encodings, "BLOCK_BYTES_TARGET", block_bytes),
+        patch.object(writer, "_OVERLAP_BYTES_MIN", overlap_bytes),
+    ):
         report = write(shared_root, *given_choices, model=model)
     assert report.rows_invalid == len(gaps) * choices
     start = data.draw(st.integers(0, tokens), "start")

@@ -14,10 +14,10 @@ from sideband.payload import (
     PayloadError,
     PayloadRoot,
     RoutingRows,
+    assembly,
     encodings,
     errors,
     refusals,
-    writer,
 )
 from sideband.payload.columns import RowArray
 from sideband.segments import POSITION_MAX
@@ -209,7 +209,7 @@ def test_more_blocks_than_an_index_holds(
 
 
 def test_a_block_over_its_limit(root: PayloadRoot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "BLOCK_BYTES_MAX", 15)
+    monkeypatch.setattr(assembly, "BLOCK_BYTES_MAX", 15)
     with pytest.raises(errors.HeaderTooLarge, match="block bytes"):
         write(root, routing(rows(2)))
 
