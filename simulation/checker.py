@@ -45,10 +45,14 @@ class CheckPlan:
     scenario: Scenario = field(default_factory=Scenario)
     topologies: tuple[Topology, ...] = TOPOLOGIES
     seq_len: int = 512
-    step_rollouts: int = 16
     concurrency: int = 10
     replays_at_once: int = 3
     corruption: Corruption = "none"
+
+    @property
+    def step_rollouts(self) -> int:
+        """So many that a run has several steps."""
+        return max(2, self.scenario.rollouts // 4)
 
     @property
     def work(self) -> int:

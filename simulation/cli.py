@@ -52,7 +52,7 @@ def demo(out: Out = Path("demo-out"), seed: Seed = 0, groups: Groups = 15) -> No
 
 @app.command()
 def check(
-    out: Out = Path("check-out"),
+    out: Out = Path("demo-out"),
     seed: Seed = 0,
     groups: Groups = 3,
     model: Annotated[list[str] | None, typer.Option(help="Both by default.")] = None,

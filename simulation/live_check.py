@@ -102,7 +102,7 @@ async def _start(
         root=root,
         out=out,
         seq_len=plan.seq_len,
-        step_rollouts=plan.step_rollouts // 2,
+        step_rollouts=max(2, plan.step_rollouts // 2),
         name="live",
         options={"proxy_url": url_of(port), "proxy_poll_s": 0.2, "max_off_policy_steps": 1000},
     )

@@ -102,18 +102,26 @@ class Cluster:
         self.check(*some)
 
     async def end(self, *some: Running) -> None:
-        """Ask services to end and wait until they have. Raises ProcessFailed."""
+        """Ask services to end and wait until they have. Raises ProcessFailed.
+
+        Polled, never joined in a thread: the exit code comes through a pipe that only one reader
+        may read, and every start of a process reads it too.
+        """
         for running in some:
             running.is_ending = True
             running.process.terminate()
+        deadline_s = asyncio.get_running_loop().time() + STOP_TIMEOUT_S
+        while any(running.process.is_alive() for running in some):
+            if asyncio.get_running_loop().time() > deadline_s:
+                late = next(running for running in some if running.process.is_alive())
+                raise ProcessFailed(late.name, f"did not end in {STOP_TIMEOUT_S} s", late.log)
+            await asyncio.sleep(READY_POLL_S)
         for running in some:
-            await asyncio.to_thread(running.process.join, STOP_TIMEOUT_S)
             # A server that shut down in order dies of the same signal at last.
             if running.process.exitcode not in (0, -signal.SIGTERM):
                 reason = f"ended with {running.process.exitcode}"
                 raise ProcessFailed(running.name, reason, running.log)
-            running.process.close()
-            self.running.remove(running)
+        self.forget(*some)
 
     def forget(self, *some: Running) -> None:
         """Give back what is left of processes that have ended."""
