@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 
 from services.orchestrator.stepping import Built, Draft
-from sideband.batch.packing import PackingPlan, pack
+from sideband.batch.packing import PackingPlan, plan_rows
 from sideband.feed.codec import Step, encode_step
 from sideband.ids import RunId
 from sideband.model import ModelShape
@@ -24,7 +24,6 @@ class BuildRules:
 def build(draft: Draft, rules: BuildRules) -> Built:
     """Pack and encode. Equal drafts give equal bytes."""
     samples = [sample for rollout in draft.rollouts for sample in rollout.samples]
-    grid = pack(samples, rules.plan)
     step = Step(
         run_id=rules.run_id,
         step=draft.step,
@@ -32,7 +31,7 @@ def build(draft: Draft, rules: BuildRules) -> Built:
         dp_size=rules.plan.dp_size,
         cp_size=rules.plan.cp_size,
         layout=rules.plan.layout,
-        grid=tuple(tuple(row) for row in grid),
+        grid=plan_rows(samples, rules.plan),  # one row in memory at a time
     )
     body = encode_step(step)
     return Built(

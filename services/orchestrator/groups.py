@@ -26,10 +26,7 @@ class _Group:
     size: int
     touched_s: float
     members: dict[RolloutId, _Member] = field(default_factory=dict)
-
-    @property
-    def open_count(self) -> int:
-        return sum(member.is_open for member in self.members.values())
+    open_count: int = 0  # of members
 
     @property
     def is_complete(self) -> bool:
@@ -50,6 +47,7 @@ class Groups:
 
     def __init__(self, *, closed_max: int) -> None:
         self._groups: dict[GroupId, _Group] = {}
+        self._idle: dict[GroupId, None] = {}  # open groups without an open member
         self._closed: dict[GroupId, None] = {}
         self._closed_max = closed_max
 
@@ -75,8 +73,10 @@ class Groups:
                 raise GroupFull(group_id, size=size)
             del group.members[failed[0]]
         group.members[rollout_id] = _Member(index)
+        group.open_count += 1
         group.touched_s = now_s
         self._groups[group_id] = group
+        self._idle.pop(group_id, None)
 
     def deliver(
         self, group_id: GroupId, rollout_id: RolloutId, *, reward: float | None, now_s: float
@@ -102,7 +102,10 @@ class Groups:
         if group is None or member is None or not member.is_open:
             return None  # the group was closed, or the member replaced, before
         member.is_open, member.reward, member.is_delivered = False, reward, is_delivered
+        group.open_count -= 1
         group.touched_s = now_s
+        if group.open_count == 0:
+            self._idle[group_id] = None
         return self.close(group_id) if group.is_complete else None
 
     def withdraw(self, group_id: GroupId, rollout_id: RolloutId) -> None:
@@ -116,13 +119,14 @@ class Groups:
         """Groups that nobody works on and that nobody joined for ``timeout_s``."""
         return [
             group_id
-            for group_id, group in self._groups.items()
-            if group.open_count == 0 and now_s - group.touched_s >= timeout_s
+            for group_id in self._idle
+            if now_s - self._groups[group_id].touched_s >= timeout_s
         ]
 
     def close(self, group_id: GroupId) -> GroupResult:
         """Close the group over what was delivered; members still open count as failed."""
         group = self._groups.pop(group_id)
+        self._idle.pop(group_id, None)
         self._closed[group_id] = None
         while len(self._closed) > self._closed_max:
             del self._closed[next(iter(self._closed))]

@@ -91,8 +91,10 @@ class Orchestrator:
         if change.phase is not None:
             emit = log.error if change.phase == Phase.STOPPED.value else log.info
             emit("phase_entered", phase=change.phase, reason=self.book.run.reason)
-        self.to_build.set()
-        self.to_ship.set()
+        has_ended = any(lease.state is not LeaseState.OPEN for lease in change.leases)
+        if has_ended or change.rollouts or change.steps or change.phase is not None:
+            self.to_build.set()  # a new lease alone makes nothing ready
+            self.to_ship.set()
 
     async def take_lease(self, asked: LeaseRequest) -> Lease:
         """A lease for one rollout; raises what ``leasing.take`` raises."""

@@ -41,6 +41,9 @@ def begin(book: Book, change: Change, now_s: float) -> Draft | None:
     is dropped.
     """
     rules = book.rules
+    is_short = rules.step_size.tokens is None and len(book.held) < rules.step_size.rollouts
+    if is_short and book.run.phase is not Phase.DRAINING:
+        return None  # asked after every delivery: this must cost nothing
     unfinished = sum(
         step.state in {StepState.BUILT, StepState.SHIPPED} for step in book.steps.values()
     )
