@@ -7,6 +7,7 @@ Invariants: a rollout is held (waiting or ready) exactly while holder ``rollout 
 files; a step's files are held by ``step <s>`` before its rollouts let go; what ends, ends once.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -55,6 +56,7 @@ class Rules:
 
 
 ENDED_STATES: Final = frozenset(LeaseState) - {LeaseState.OPEN}
+ENDED_ROLLOUT_STATES: Final = frozenset({RolloutState.DROPPED, RolloutState.TRAINED})
 
 
 class Book:
@@ -77,6 +79,9 @@ class Book:
         self.next_step = rules.first_step
         self.next_lease_index = 0
         self.next_ready_index = 0
+        # In the order in which they ended: the oldest is forgotten without a walk over the rest.
+        self._ended_leases: OrderedDict[LeaseId, None] = OrderedDict()
+        self._ended_rollouts: OrderedDict[RolloutId, None] = OrderedDict()
 
     def put_lease(self, change: Change, lease: Lease) -> None:
         """Record a new lease, or how one ended; ended ones are forgotten beyond the bound."""
@@ -90,11 +95,12 @@ class Book:
         else:
             self.open_leases.pop(lease.lease_id, None)
         change.leases.append(lease)
-        excess = len(self.leases) - len(self.open_leases) - self.rules.history_max
-        if excess > 0:
-            ended = (key for key, known in self.leases.items() if known.state in ENDED_STATES)
-            for lease_id in [key for key, _ in zip(ended, range(excess), strict=False)]:
-                self._forget_lease(self.leases.pop(lease_id))
+        self._ended_leases.pop(lease.lease_id, None)
+        if lease.state in ENDED_STATES:
+            self._ended_leases[lease.lease_id] = None
+        while len(self._ended_leases) > self.rules.history_max:
+            oldest, _ = self._ended_leases.popitem(last=False)
+            self._forget_lease(self.leases.pop(oldest))
 
     def _forget_lease(self, lease: Lease) -> None:
         del self.lease_of[lease.rollout_id]
@@ -129,11 +135,11 @@ class Book:
         else:
             self.held.pop(rollout.rollout_id, None)
         change.rollouts.append(rollout)
-        ended = {RolloutState.DROPPED, RolloutState.TRAINED}
-        while len(self.rollouts) > len(self.held) + self.rules.history_max:
-            oldest = next((key for key, r in self.rollouts.items() if r.state in ended), None)
-            if oldest is None:
-                break
+        self._ended_rollouts.pop(rollout.rollout_id, None)
+        if rollout.state in ENDED_ROLLOUT_STATES:
+            self._ended_rollouts[rollout.rollout_id] = None
+        while len(self._ended_rollouts) > self.rules.history_max:
+            oldest, _ = self._ended_rollouts.popitem(last=False)
             del self.rollouts[oldest]
 
     def put_step(self, change: Change, record: StepRecord) -> None:
