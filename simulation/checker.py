@@ -12,6 +12,7 @@ from typing import Final
 import httpx
 
 from sideband.payload import PayloadReader, PayloadRoot
+from simulation.calls import RunStopped
 from simulation.comparison import Checks
 from simulation.corruption import Corruption, corrupt
 from simulation.environment import http_client
@@ -28,8 +29,9 @@ from simulation.generation import (
 from simulation.models import load_shape
 from simulation.plan import RolloutPlan, Scenario, make_plan
 from simulation.processes import Cluster, ProcessFailed
-from simulation.replay import TOPOLOGIES, Measured, RunStopped, Topology, replay
+from simulation.replay import replay
 from simulation.sample_check import Digests, check_ranks
+from simulation.topology import TOPOLOGIES, Measured, Topology
 from simulation.truth import Truth
 from simulation.turn_check import check_turns
 

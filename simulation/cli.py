@@ -22,8 +22,8 @@ from simulation.checker import Progress as ProgressFunction
 from simulation.corruption import Corruption
 from simulation.live_check import check_live
 from simulation.plan import Scenario
-from simulation.replay import TOPOLOGIES
 from simulation.tables import costs, print_checks, print_costs, print_engines
+from simulation.topology import TOPOLOGIES
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 LIVE_WORK = 60  # units of progress of the live run
@@ -34,7 +34,7 @@ Groups = Annotated[int, typer.Option(min=1, help="Groups of four rollouts, per m
 
 
 @app.command()
-def demo(out: Out = Path("demo-out"), seed: Seed = 0, groups: Groups = 15) -> None:
+def demo(out: Out = Path("demo-out"), seed: Seed = 0, groups: Groups = 12) -> None:
     """The whole path on this machine: four ways, two models, six topologies, one live run."""
     plan = CheckPlan(out=_made_anew(out), scenario=Scenario(seed=seed, groups=groups))
     result = _checked(plan, with_live=True)

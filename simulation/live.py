@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import httpx
 
+from simulation.calls import RunStopped, checked
 from simulation.environment import Environment
 from simulation.plan import RolloutPlan
-from simulation.replay import RunStopped
 
 POLL_S: Final = 0.05
 END_TIMEOUT_S: Final = 300.0
@@ -79,18 +79,10 @@ class LiveRun:
 
     async def _get(self, url: str) -> dict[str, Any]:
         answer = await self.client.get(url, headers=self.headers)
-        return _body(answer)
+        body: dict[str, Any] = checked(answer).json()
+        return body
 
     async def _post(self, url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         answer = await self.client.post(url, json=body, headers=self.headers)
-        return _body(answer)
-
-
-def _body(answer: httpx.Response) -> dict[str, Any]:
-    if not answer.is_success:
-        request = answer.request
-        raise RunStopped(
-            f"{request.method} {request.url}: {answer.status_code} {answer.text[:500]}"
-        )
-    body: dict[str, Any] = answer.json()
-    return body
+        found: dict[str, Any] = checked(answer).json()
+        return found

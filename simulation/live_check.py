@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import httpx
 
 from simulation import targets
+from simulation.calls import RunStopped
 from simulation.checker import CheckPlan, Result
 from simulation.environment import Environment, RequestRefused, http_client
 from simulation.expected import expected_samples
@@ -15,9 +16,10 @@ from simulation.live import LiveRun
 from simulation.models import load_shape
 from simulation.plan import make_plan
 from simulation.processes import Cluster, ProcessFailed, pick_ports
-from simulation.replay import RunStopped, Topology, Trainer, end_trainer, start_trainer
+from simulation.replay import Trainer, end_trainer, start_trainer
 from simulation.sample_check import check_ranks
 from simulation.strays import emptied
+from simulation.topology import Topology
 from simulation.truth import Truth
 
 TOPOLOGY = Topology(dp_size=2, cp_size=2, layout="zigzag")

@@ -21,7 +21,7 @@ import httpx
 from simulation.memory import peak_bytes, resident_bytes
 
 PRELOADED: Final = "simulation.targets"
-READY_POLL_S: Final = 0.03
+READY_POLL_S: Final = 0.05
 READY_TIMEOUT_S: Final = 60.0  # a busy machine with two cores, many starts at once
 STOP_TIMEOUT_S: Final = 10.0
 

@@ -6,7 +6,7 @@ import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import httpx
 
@@ -15,58 +15,17 @@ from services.trainer_feed.config import FeedSettings
 from sideband.model import ModelShape
 from simulation import targets
 from simulation.bodies import encode
+from simulation.calls import RunStopped, checked
 from simulation.generation import RUN_ID, Generated, url_of
 from simulation.models import config_path, load_shape
 from simulation.plan import RolloutPlan
 from simulation.processes import Cluster, Running, pick_ports
 from simulation.rank import DONE_SUFFIX, RankSettings
 from simulation.strays import emptied, stray_files
+from simulation.topology import Measured, Topology
 
-POLL_S: Final = 0.03
+POLL_S: Final = 0.1
 RUN_TIMEOUT_S: Final = 120.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Topology:
-    """Trainer ranks: data × context parallel, and how a packed row is cut."""
-
-    dp_size: int
-    cp_size: int
-    layout: Literal["contiguous", "zigzag"]
-
-    @property
-    def name(self) -> str:
-        """For people and file names."""
-        return f"dp{self.dp_size}-cp{self.cp_size}-{self.layout}"
-
-    @property
-    def ranks(self) -> int:
-        """Processes."""
-        return self.dp_size * self.cp_size
-
-
-TOPOLOGIES: Final = tuple(
-    Topology(dp_size=dp_size, cp_size=cp_size, layout=layout)
-    for dp_size, cp_size in ((2, 1), (2, 2), (1, 4))
-    for layout in ("contiguous", "zigzag")
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What a trainer's side cost. Memory is the peak beyond what a process holds when idle."""
-
-    step_bytes: int = 0
-    feed_bytes: int = 0
-    orchestrator_grown_bytes: int = 0
-    feed_grown_bytes: int = 0
-    rank_grown_bytes: int = 0
-    files_left: int = 0
-    files_used: int = 0
-
-
-class RunStopped(Exception):
-    """The orchestrator's run did not end well."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -244,15 +203,15 @@ async def _deliver_all(
             "group_size": plan.group_size,
             "env_name": plan.env_name,
         }
-        answer = _checked(await client.post(f"{url}/v1/leases", json=body))
+        answer = checked(await client.post(f"{url}/v1/leases", json=body))
         leases[plan.rollout_id] = answer.json()["lease_id"]
     for plan in plans:
         if plan.rollout_id not in generated.bodies:
-            _checked(await client.delete(f"{url}/v1/leases/{leases[plan.rollout_id]}"))
+            checked(await client.delete(f"{url}/v1/leases/{leases[plan.rollout_id]}"))
             continue
         content, kind = encode(generated.bodies[plan.rollout_id], is_binary=plan.is_binary)
         headers = {"content-type": kind}
-        _checked(await client.post(f"{url}/v1/rollouts", content=content, headers=headers))
+        checked(await client.post(f"{url}/v1/rollouts", content=content, headers=headers))
 
 
 async def train_to_end(cluster: Cluster, client: httpx.AsyncClient, trainer: Trainer) -> None:
@@ -261,7 +220,7 @@ async def train_to_end(cluster: Cluster, client: httpx.AsyncClient, trainer: Tra
     Raises RunStopped when it ends otherwise, ProcessFailed when a process dies.
     """
     url, applied = trainer.orchestrator_url, 0
-    _checked(await client.post(f"{url}/v1/admin/drain"))
+    checked(await client.post(f"{url}/v1/admin/drain"))
     async with asyncio.timeout(RUN_TIMEOUT_S):
         while True:
             cluster.check(*trainer.processes)
@@ -269,8 +228,8 @@ async def train_to_end(cluster: Cluster, client: httpx.AsyncClient, trainer: Tra
             if committed > applied:
                 applied = committed
                 body = {"policy_version": applied}
-                _checked(await client.put(f"{url}/v1/policy-version", json=body))
-            run = _checked(await client.get(f"{url}/v1/run")).json()
+                checked(await client.put(f"{url}/v1/policy-version", json=body))
+            run = checked(await client.get(f"{url}/v1/run")).json()
             if run["phase"] == "ended":
                 return
             if run["phase"] == "stopped" or run["feed_failure"]:
@@ -280,16 +239,8 @@ async def train_to_end(cluster: Cluster, client: httpx.AsyncClient, trainer: Tra
 
 async def committed_step(client: httpx.AsyncClient, trainer: Trainer) -> int:
     """The last step that every rank has committed; 0 before the first."""
-    answer = _checked(await client.get(f"{trainer.feed_url}/v1/acknowledgements"))
+    answer = checked(await client.get(f"{trainer.feed_url}/v1/acknowledgements"))
     return int(answer.json()["committed_step"] or 0)
-
-
-def _checked(answer: httpx.Response) -> httpx.Response:
-    if not answer.is_success:
-        request = answer.request
-        shown = f"{answer.status_code} {answer.text[:500]}"
-        raise RunStopped(f"{request.method} {request.url}: {shown}")
-    return answer
 
 
 def copy_root(source: Path, target: Path) -> Path:

@@ -10,7 +10,7 @@ from rich.table import Table
 from simulation.checker import PAIRINGS, Result
 from simulation.comparison import Checks
 from simulation.generation import Generated
-from simulation.replay import Measured
+from simulation.topology import Measured
 
 MEASURED_AT: Final = "dp2-cp2-zigzag"
 
