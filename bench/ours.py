@@ -7,7 +7,7 @@ encodes the chunks. HTTP and ZMQ between them have rows of their own.
 from collections.abc import Iterator, Sequence
 
 from sideband.batch.chunks import cut_chunk
-from sideband.batch.packing import PackingPlan, pack
+from sideband.batch.packing import PackingPlan, plan_rows
 from sideband.batch.types import Sample
 from sideband.feed.codec import Step, decode_step, encode_chunk, encode_step
 from sideband.ids import RunId
@@ -17,7 +17,7 @@ RUN_ID = RunId("bench")
 
 
 def step_of(samples: Sequence[Sample], plan: PackingPlan, model: ModelShape) -> Step:
-    """The packed step."""
+    """The packed step; its rows are filled one by one when they are encoded, as a service does."""
     return Step(
         run_id=RUN_ID,
         step=1,
@@ -25,7 +25,7 @@ def step_of(samples: Sequence[Sample], plan: PackingPlan, model: ModelShape) -> 
         dp_size=plan.dp_size,
         cp_size=plan.cp_size,
         layout=plan.layout,
-        grid=tuple(tuple(row) for row in pack(samples, plan)),
+        grid=plan_rows(samples, plan),
     )
 
 

@@ -4,7 +4,7 @@ Ranks meet after every micro batch (sharded weights are gathered, experts exchan
 what counts is the slowest rank of each round, then the totals.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -31,8 +31,12 @@ class CostWeights:
 
     def of(self, micro_batch: MicroBatch) -> float:
         """The estimate; pads cost their linear part, as they are forwarded too."""
-        pairs = sum(span.length * span.length for span in micro_batch.spans)
-        return self.per_token * len(micro_batch) + self.per_token_pair * pairs
+        return self.of_row(len(micro_batch), [span.length for span in micro_batch.spans])
+
+    def of_row(self, row_tokens: int, lengths: Iterable[int]) -> float:
+        """The same of a row that is planned: its tokens with pads, its sequences' real lengths."""
+        pairs = sum(length * length for length in lengths)
+        return self.per_token * row_tokens + self.per_token_pair * pairs
 
 
 def balance(

@@ -13,6 +13,8 @@ the row, twice the same, or mixed in themselves.
 from collections import Counter
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass, field
+from functools import partial
+from typing import overload
 
 import numpy as np
 
@@ -70,31 +72,66 @@ class PackingPlan:
         return parts * self.pad_multiple
 
 
+class PlannedRows(Sequence[MicroBatch]):
+    """One data rank's micro batches that are decided and not yet filled.
+
+    Each access fills the row anew: who goes through them one by one never holds two. The samples
+    must not change meanwhile.
+    """
+
+    def __init__(self, rows: Sequence[Sequence[Sample]], plan: PackingPlan) -> None:
+        self._rows, self._plan = rows, plan
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> MicroBatch: ...
+    @overload
+    def __getitem__(self, index: slice) -> "PlannedRows": ...
+    def __getitem__(self, index: int | slice) -> "MicroBatch | PlannedRows":
+        if isinstance(index, slice):
+            return PlannedRows(self._rows[index], self._plan)
+        return build_micro_batch(self._rows[index], self._plan)
+
+
 def pack(samples: Sequence[Sample], plan: PackingPlan) -> list[list[MicroBatch]]:
     """The step's grid: one list of micro batches per DP rank, all of equal length.
 
     Every token of every sample lies in exactly one micro batch. Samples must be truncated to
     ``plan.seq_len`` before. No samples give one dummy per rank.
     """
+    return [list(rows) for rows in plan_rows(samples, plan)]
+
+
+def plan_rows(samples: Sequence[Sample], plan: PackingPlan) -> list[PlannedRows]:
+    """The grid of ``pack``, of which no row is filled yet: it costs nothing per token."""
     ordered = sorted(samples, key=lambda sample: (-len(sample), sample.sample_id))
     _check(ordered, plan)
     by_key: dict[PackingKey, list[Sample]] = {}
     for sample in ordered:
         by_key.setdefault(packing_key(sample), []).append(sample)
-    micro_batches = [
-        build_micro_batch([group[index] for index in bin_], plan)
+    rows: list[Sequence[Sample]] = [
+        [group[index] for index in bin_]
         for group in by_key.values()
         for bin_ in first_fit(
             [round_up(len(sample), plan.sequence_multiple) for sample in group],
             capacity=plan.seq_len,
         )
     ]
-    return balance(
-        micro_batches,
-        dp_size=plan.dp_size,
-        cost=plan.costs.of,
-        dummy=lambda: build_micro_batch((), plan),
-    )
+    grid = balance(rows, dp_size=plan.dp_size, cost=partial(_cost, plan), dummy=tuple)
+    return [PlannedRows(own, plan) for own in grid]
+
+
+def _cost(plan: PackingPlan, row: Sequence[Sample]) -> float:
+    lengths = [len(sample) for sample in row]
+    tokens = sum(round_up(length, plan.sequence_multiple) for length in lengths)
+    return plan.costs.of_row(_row_tokens(tokens, plan), lengths)
+
+
+def _row_tokens(tokens: int, plan: PackingPlan) -> int:
+    """Tokens of a row, pads included, whose padded sequences hold ``tokens``."""
+    return max(round_up(tokens, plan.row_multiple), plan.row_multiple)
 
 
 def _check(ordered: Sequence[Sample], plan: PackingPlan) -> None:
@@ -162,7 +199,7 @@ def build_micro_batch(samples: Sequence[Sample], plan: PackingPlan) -> MicroBatc
         )
         segments.extend(shift(sample.segments, start) if start else sample.segments)
         start = stop
-    row_tokens = max(round_up(start, plan.row_multiple), plan.row_multiple)
+    row_tokens = _row_tokens(start, plan)
     if row_tokens > start:
         spans.append(_padding(start, row_tokens))
     return _filled(samples, tuple(spans), tuple(segments))

@@ -9,6 +9,7 @@ Legend: L tokens of a packed row, E tokens that travel.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Final, TypeVar
 
 import msgspec
@@ -38,7 +39,8 @@ STEP_VERSION: Final = 1
 class Step:
     """The grid of one step: ``grid[dp_rank]`` are that data rank's micro batches, equally many.
 
-    Without a ``model`` no micro batch has segments.
+    Rows may be filled only when they are looked at (``packing.plan_rows``). Without a ``model`` no
+    micro batch has segments.
     """
 
     run_id: RunId
@@ -47,7 +49,7 @@ class Step:
     dp_size: int
     cp_size: int
     layout: Layout
-    grid: tuple[tuple[MicroBatch, ...], ...]
+    grid: Sequence[Sequence[MicroBatch]]
 
     @property
     def micro_batch_count(self) -> int:
@@ -78,10 +80,13 @@ W = TypeVar("W")
 
 
 def encode_step(step: Step) -> bytes:
-    """The body of ``PUT /v1/steps/{step}``. The grid must be rectangular and not empty."""
+    """The body of ``PUT /v1/steps/{step}``. The grid must be rectangular and not empty.
+
+    Looks at each micro batch once, in order, and drops it: at its peak it holds the body and one.
+    """
     assert len(step.grid) == step.dp_size, "one list of micro batches per data rank"
     assert len({len(row) for row in step.grid}) == 1, "data ranks get equally many micro batches"
-    wire = _StepWire(
+    head = (
         STEP_MAGIC,
         STEP_VERSION,
         step.run_id,
@@ -90,9 +95,23 @@ def encode_step(step: Step) -> bytes:
         step.dp_size,
         step.cp_size,
         step.layout,
-        [[encode_rows(batch, step.model) for batch in row] for row in step.grid],
     )
-    return msgspec.msgpack.encode(wire)
+    body = BytesIO()  # grows in place, and gives its bytes away without a copy
+    body.write(_array_header(len(head) + 1))
+    for element in head:
+        body.write(msgspec.msgpack.encode(element))
+    body.write(_array_header(len(step.grid)))
+    for row in step.grid:
+        body.write(_array_header(len(row)))
+        for batch in row:
+            body.write(msgspec.msgpack.encode(encode_rows(batch, step.model)))
+    return body.getvalue()
+
+
+def _array_header(count: int) -> bytes:
+    """The shortest MessagePack header of an array, as every encoder writes it."""
+    assert count < 1 << 16, "no list of a step may be longer than 4096"
+    return bytes((0x90 | count,)) if count < 16 else b"\xdc" + count.to_bytes(2, "big")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
