@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass
 
-import orjson
+import msgspec
 
 from services.inference_proxy.answers import Answer, MalformedAnswer, read_answer
 from services.inference_proxy.assembly import Outcome, from_one, from_pair
@@ -20,8 +20,9 @@ from services.inference_proxy.engines import Engine, Role
 from services.inference_proxy.janitor import Janitor
 from services.inference_proxy.offload import offload
 from services.inference_proxy.planning import Plan
+from services.inference_proxy.raw import parsed_answer
 from services.inference_proxy.request_ids import AttemptIds, Leg
-from services.inference_proxy.upstream import EngineBroke, Reply, UpstreamError, parsed
+from services.inference_proxy.upstream import EngineBroke, Reply, UpstreamError
 from sideband.ids import RequestId
 
 
@@ -136,7 +137,7 @@ class Attempts:
         async with self._open(plan, engine, leg, body) as reply:
             content = await reply.whole()
         answer = await offload(
-            lambda: read_answer(parsed(content), expected), size_bytes=len(content)
+            lambda: read_answer(parsed_answer(content), expected), size_bytes=len(content)
         )
         if leg == "prefill" and [len(c.token_ids) > 1 for c in answer.choices] != [False]:
             raise MalformedAnswer("choices", "must be one, of one token, in a prefill leg")
@@ -176,7 +177,7 @@ class Attempts:
             engine,
             self._dialect.generate_path,
             leg=leg,
-            content=orjson.dumps(body),
+            content=msgspec.json.encode(body),
             headers=plan.call.headers,
             reading=reading,
         )

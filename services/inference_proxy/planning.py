@@ -18,6 +18,7 @@ class Call:
     """A client's request, checked. ``body`` is its JSON and is never changed in place."""
 
     body: dict[str, Any]
+    prompt: Tokens  # what ``body`` says under token_ids, where it may be raw JSON
     kind: Kind
     request_id: RequestId
     session_id: SessionId | None

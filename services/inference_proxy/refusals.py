@@ -38,7 +38,9 @@ def check_places(body: Mapping[str, Any]) -> None:
                 raise Refused("kv_transfer_refused", f"{path}{key}", rule)
 
 
-def check_generate(body: Mapping[str, Any], *, kind: Kind, is_pair: bool) -> None:
+def check_generate(
+    body: Mapping[str, Any], *, prompt_tokens: int, kind: Kind, is_pair: bool
+) -> None:
     """The rules of a token-in/token-out request. Raises Refused."""
     check_places(body)
     params = body["sampling_params"]
@@ -52,8 +54,8 @@ def check_generate(body: Mapping[str, Any], *, kind: Kind, is_pair: bool) -> Non
                 rule = "would shift every position of a train request; send the cut prompt"
                 raise Refused("truncation_refused", f"{path}truncate_prompt_tokens", rule)
     start = params.get("routed_experts_prompt_start")
-    if start is not None and start > len(body["token_ids"]):
-        rule = f"must not lie beyond the prompt of {len(body['token_ids'])} tokens"
+    if start is not None and start > prompt_tokens:
+        rule = f"must not lie beyond the prompt of {prompt_tokens} tokens"
         raise Refused("prompt_start_refused", "sampling_params.routed_experts_prompt_start", rule)
 
 

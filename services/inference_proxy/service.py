@@ -67,7 +67,7 @@ class GenerateService:
         is_train = call.kind == "train"
         run_id = self._run_id() if is_train else None
         session: Session | None = None
-        prompt = np.asarray(call.body["token_ids"], np.int32)
+        prompt = call.prompt
         version = self._book.applied if call.policy_version is None else call.policy_version
         if is_train and call.session_id is not None:
             session = self._sessions.enter(

@@ -2,7 +2,8 @@
 
 from typing import Annotated, Any, Final
 
-import orjson
+import msgspec
+import numpy as np
 from fastapi import APIRouter, Header, Request, Response
 
 from services.inference_proxy.assembly import Outcome
@@ -17,6 +18,7 @@ from services.inference_proxy.planning import Call, Plan
 from services.inference_proxy.refusals import Kind, check_generate
 from services.inference_proxy.request_ids import new_client_id
 from services.inference_proxy.schemas import GenerateAnswer, GenerateRequest
+from services.inference_proxy.sessions import Tokens
 from services.inference_proxy.wanted import ClientGone, SessionDiscarded, while_wanted
 from services.kit.problems import Problem, responses
 from sideband.ids import ID_PATTERN, RequestId, SessionId, check_id
@@ -85,10 +87,12 @@ async def generate(
     Train requests get `payload_dir` injected when a payload root is set. The answer carries the
     rows of both legs, merged. A follow-up turn of a session asks only for rows that it has not yet.
     """
+    parsed = await request.json()
     return await answer(
         request,
         parts,
-        body=await request.json(),
+        body=parsed,
+        prompt=np.asarray(parsed["token_ids"], np.int32),
         kind=kind,
         session=session,
         policy_version=policy_version,
@@ -100,6 +104,7 @@ async def answer(
     parts: Parts,
     *,
     body: dict[str, Any],
+    prompt: Tokens,
     kind: Kind,
     session: str | None,
     policy_version: int | None,
@@ -110,6 +115,7 @@ async def answer(
             request_id = body.get("request_id") or new_client_id()
             call = Call(
                 body=body,
+                prompt=prompt,
                 kind=kind,
                 request_id=RequestId(check_id("request_id", request_id)),
                 session_id=session_of(session),
@@ -117,7 +123,9 @@ async def answer(
                 headers=request.headers.items(),
             )
             with parts.gate.enter():
-                check_generate(call.body, kind=kind, is_pair=parts.book.is_pair)
+                check_generate(
+                    body, prompt_tokens=len(prompt), kind=kind, is_pair=parts.book.is_pair
+                )
                 plan = parts.generate.plan(call)
                 if call.is_stream:
                     return await _streamed(request, parts, plan)
@@ -142,7 +150,7 @@ async def _answered(request: Request, parts: Parts, plan: Plan, outcome: Outcome
     is_delivered = False
     try:
         size_bytes = len(outcome.body["choices"][0].get("routed_experts") or "")
-        content = await offload(lambda: orjson.dumps(outcome.body), size_bytes=size_bytes)
+        content = await offload(lambda: msgspec.json.encode(outcome.body), size_bytes=size_bytes)
         # Small answers were written without a wait, in which nobody can have left.
         if size_bytes >= OFFLOAD_BYTES_MIN and await request.is_disconnected():
             raise ClientGone

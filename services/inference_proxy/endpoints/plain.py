@@ -8,8 +8,9 @@ wrong. So both ways give the same answers; which one was taken shows only in the
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, get_args
 
+import numpy as np
 import orjson
 from fastapi import Request
 from pydantic import ValidationError
@@ -18,8 +19,10 @@ from starlette.routing import BaseRoute, Match, NoMatchFound
 from starlette.types import Message, Receive, Scope, Send
 
 from services.inference_proxy.endpoints.generate import PATH, answer
+from services.inference_proxy.raw import RAW_BYTES_MIN, split_prompt
 from services.inference_proxy.refusals import Kind
 from services.inference_proxy.schemas import GenerateRequest
+from services.inference_proxy.sessions import Tokens
 from services.kit.auth import TokenCheck
 from sideband.errors import InvalidId
 from sideband.ids import check_id
@@ -57,14 +60,28 @@ def plain_headers(headers: list[tuple[bytes, bytes]]) -> PlainHeaders | None:
     )
 
 
-def plain_body(content: bytes) -> dict[str, Any] | None:
-    """The parsed body when it is plainly right."""
+def plain_body(content: bytes) -> tuple[dict[str, Any], Tokens] | None:
+    """The parsed body and its prompt when it is plainly right."""
+    if len(content) < RAW_BYTES_MIN:
+        return _small_body(content)
+    found = split_prompt(content)
+    if found is None:
+        return None
+    body, tokens = found
     try:
-        body = orjson.loads(content)
+        GenerateRequest.model_validate({**body, "token_ids": [0]})  # the tokens were checked
+    except ValidationError:
+        return None
+    return body, tokens
+
+
+def _small_body(content: bytes) -> tuple[dict[str, Any], Tokens] | None:
+    try:
+        body: dict[str, Any] = orjson.loads(content)
         GenerateRequest.model_validate(body)
     except (orjson.JSONDecodeError, ValidationError):
         return None
-    return cast("dict[str, Any]", body)
+    return body, np.asarray(body["token_ids"], np.int32)
 
 
 class PlainRoute(BaseRoute):
@@ -95,12 +112,14 @@ class PlainRoute(BaseRoute):
         headers = plain_headers(scope["headers"])
         if headers is not None and is_plain_session(headers.session):
             content = await request.body()
-            body = plain_body(content)
-            if body is not None:
+            found = plain_body(content)
+            if found is not None:
+                body, prompt = found
                 response = await answer(
                     request,
                     request.app.state.parts,
                     body=body,
+                    prompt=prompt,
                     kind=headers.kind,
                     session=headers.session,
                     policy_version=headers.policy_version,
