@@ -19,6 +19,12 @@ Segments = tuple[PayloadSegment, ...]
 FIELDS: Final[tuple[Field, ...]] = get_args(Field)
 
 
+class _SegmentList(msgspec.Struct):
+    """What a struct holds is described to the decoder once, a bare tuple at every call."""
+
+    segments: tuple[PayloadSegment, ...]
+
+
 class MalformedAnswer(Exception):
     """An engine's answer that cannot belong to its request."""
 
@@ -102,7 +108,7 @@ def read_segments(value: object) -> dict[int, Segments]:
         if not key.isascii() or not key.isdigit() or len(key) > 6:
             raise MalformedAnswer("payload_segments", "must be keyed by choice index")
         try:
-            found = msgspec.convert(raw, tuple[PayloadSegment, ...])
+            found = msgspec.convert({"segments": raw}, _SegmentList).segments
             result[int(key)] = tuple(segment.check() for segment in found)
         except (msgspec.ValidationError, InvalidInput) as exc:
             raise MalformedAnswer(f"payload_segments.{key}", str(exc)) from exc

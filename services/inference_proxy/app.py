@@ -74,6 +74,7 @@ def create_app(settings: ProxySettings, *, wire: Wire | None = None) -> FastAPI:
         routers=[generate.router, openai.router, admin.router],
         ready=ready,
         registry=registry,
+        large_paths=[generate.PATH, *openai.PATHS],
     )
     documented = next(r for r in generate.router.routes if getattr(r, "path", "") == generate.PATH)
     app.router.routes.insert(0, PlainRoute(documented, TokenCheck(settings.admin_tokens)))

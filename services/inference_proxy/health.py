@@ -44,7 +44,8 @@ class Health:
 
     def request_succeeded(self) -> "Health":
         """A whole answer came. It says nothing about an engine that is out."""
-        if self.state != "healthy":
+        has_failed = self.failures or self.probe_failures or self.ejections
+        if self.state != "healthy" or not has_failed:
             return self
         return replace(self, failures=0, probe_failures=0, ejections=0)
 

@@ -4,7 +4,7 @@ The shape of a body is checked by its schema; here are the rules between its par
 names a folder to write to, nor a host to fetch a KV cache from.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Literal
 
 Kind = Literal["train", "eval", "frozen"]
@@ -27,7 +27,11 @@ def check_places(body: Mapping[str, Any]) -> None:
 
     Raises Refused.
     """
-    for path, part in _parts(body, ""):
+    _check_parts(_parts(body, ""))
+
+
+def _check_parts(parts: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+    for path, part in parts:
         for key in _PAYLOAD_KEYS:
             if key in part:
                 rule = "is set by the proxy for train requests; leave it out"
@@ -42,14 +46,15 @@ def check_generate(
     body: Mapping[str, Any], *, prompt_tokens: int, kind: Kind, is_pair: bool
 ) -> None:
     """The rules of a token-in/token-out request. Raises Refused."""
-    check_places(body)
+    parts = list(_parts(body, ""))
+    _check_parts(parts)
     params = body["sampling_params"]
     choices = params.get("n")
     if is_pair and choices is not None and choices > 1:
         rule = "must be 1 through prefill/decode engines: each choice would need its own prefill"
         raise Refused("choices_refused", "sampling_params.n", rule)
     if kind == "train":
-        for path, part in _parts(body, ""):
+        for path, part in parts:
             if part.get("truncate_prompt_tokens") is not None:
                 rule = "would shift every position of a train request; send the cut prompt"
                 raise Refused("truncation_refused", f"{path}truncate_prompt_tokens", rule)
@@ -64,5 +69,5 @@ def _parts(body: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[st
     yield path, body
     for name in _NESTED:
         inner = body.get(name)
-        if isinstance(inner, Mapping):
+        if isinstance(inner, dict):
             yield from _parts(inner, f"{path}{name}.")

@@ -8,6 +8,7 @@ from services.inference_proxy.admission import GateState
 from services.inference_proxy.engines import Role
 from services.inference_proxy.health import State
 from services.inference_proxy.limits import POLICY_VERSION_MAX, TOKEN_ID_MAX
+from services.kit.bodies import Closed, Items
 from sideband.ids import ID_PATTERN
 
 TokenId = Annotated[int, Field(ge=0, le=TOKEN_ID_MAX)]
@@ -61,7 +62,7 @@ class GenerateRequest(BaseModel):
         description="The client's id; the answer carries it. One is made when it is left out.",
         examples=["rollout-7.t2"],
     )
-    token_ids: list[TokenId] = Field(
+    token_ids: Items[TokenId] = Field(
         min_length=1, description="The prompt.", examples=[[101, 2009, 7]]
     )
     sampling_params: SamplingParams = Field(
@@ -198,13 +199,11 @@ class SessionDeleted(BaseModel):
     requests_cancelled: int = Field(description="Requests that ran.", examples=[0])
 
 
-class VersionReport(BaseModel):
+class VersionReport(Closed):
     """Engines have applied new weights."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
     policy_version: PolicyVersion = Field(description="What they run now.", examples=[4])
-    engines: list[str] | None = Field(
+    engines: Items[str] | None = Field(
         default=None, description="Which; all by default.", examples=[["decode-0"]]
     )
     force: bool = Field(

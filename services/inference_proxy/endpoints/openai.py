@@ -22,6 +22,7 @@ from services.kit.problems import responses
 log = structlog.get_logger(__name__)
 router = APIRouter(tags=["openai"], route_class=OrjsonRoute)
 
+PATHS: Final = ("/v1/chat/completions", "/v1/completions")
 _OPTIONS: Mapping[str, Any] = {
     "response_class": Response,
     "responses": {
