@@ -4,19 +4,19 @@ but for reading what ranks wrote.
 Legend: L tokens of a packed row, N rows of one chunk, T tokens of a sequence, M kept ids.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from sideband.masks.rows import MaskRows
 from sideband.routing.rows import RowArray
-from simulation.rank import DUMP_SUFFIX
+from simulation.rank import DUMP_SUFFIX, StoredBatch
 
 Place = tuple[int, int, int]  # step, micro batch, data rank
 PER_TOKEN: Final = (
@@ -63,10 +63,9 @@ def load_dumps(folder: Path) -> list[RankDump]:
     """Everything that ranks wrote into a folder, by place and context-parallel rank."""
     dumps = []
     for path in sorted(folder.glob(f"*{DUMP_SUFFIX}")):
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-        plain = json.loads(arrays.pop("plain").tobytes())
-        dumps.append(RankDump(plain=plain, arrays=arrays))
+        stored = msgspec.msgpack.decode(path.read_bytes(), type=StoredBatch)
+        arrays = {name: array.array() for name, array in stored.arrays.items()}
+        dumps.append(RankDump(plain=stored.plain, arrays=arrays))
     return dumps
 
 

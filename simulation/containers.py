@@ -131,9 +131,15 @@ def environment(
                 orchestrator_url=orchestrator_url,
                 vocab_size=load_shape(model).vocab_size,
                 headers=headers,
+                evaluates=True,
             )
             await live.run(rollouts, make_plan(Scenario(seed=seed, groups=groups)))
-            facts = {"turns": rollouts.traffic.turns, "steps_applied": live.applied}
+            facts = {
+                "turns": rollouts.traffic.turns,
+                "steps_applied": live.applied,
+                "evaluations": rollouts.traffic.evaluations,
+                "evaluations_wrong": rollouts.traffic.evaluations_wrong,
+            }
             (results / ENVIRONMENT_DONE).write_text(json.dumps(facts))
 
     asyncio.run(work())
@@ -159,6 +165,9 @@ def checker(
     steps = int(facts["steps_applied"])
     few = [] if steps > 1 else [f"only {steps}"]
     checks.of("steps trained, their weights applied").add(*few, compared=max(1, steps))
+    wrong = [f"{facts['evaluations_wrong']} requests"] if facts["evaluations_wrong"] else []
+    inline = checks.of("eval requests stay inline beside training by handle")
+    inline.add(*wrong, compared=int(facts["evaluations"]))
     done = sorted(results.glob(f"rank*{DONE_SUFFIX}"))
     missing = [] if len(done) == ranks else [f"{len(done)} of {ranks} ranks"]
     checks.of("every rank saw the end").add(*missing, compared=len(done))

@@ -34,6 +34,8 @@ class Traffic:
     """What the environment sent and got."""
 
     turns: int = 0
+    evaluations: int = 0
+    evaluations_wrong: int = 0  # not inline, or without rows
     answer_bytes: int = 0
     rollout_bytes: int = 0
 
@@ -47,6 +49,7 @@ class Environment:
     orchestrator_url: str | None
     vocab_size: int
     concurrency: int = 10
+    evaluates: bool = False  # one eval request per group beside the training ones
     headers: dict[str, str] = field(default_factory=dict)  # credentials of the services
     on_rollout: Callable[[], None] = lambda: None
     traffic: Traffic = field(default_factory=Traffic)
@@ -58,6 +61,8 @@ class Environment:
 
         async def one(plan: RolloutPlan) -> None:
             async with slots:
+                if self.evaluates and plan.rollout_id.endswith(".r0"):
+                    await self._evaluate(plan)
                 await self._rollout(plan)
                 self.on_rollout()
 
@@ -110,7 +115,20 @@ class Environment:
         prompt_ids: list[int],
         lease: Json,
     ) -> bytes:
-        body = {
+        body = self._body(plan, turn, request_id, prompt_ids)
+        headers = {
+            **self.headers,
+            "X-Sideband-Kind": "train",
+            "X-Sideband-Session": plan.rollout_id,
+            "X-Sideband-Policy-Version": str(lease["policy_version"]),
+        }
+        url = f"{self.proxy_url}/inference/v1/generate"
+        answer = await self._ask("POST", url, json=body, headers=headers)
+        return answer.content
+
+    @staticmethod
+    def _body(plan: RolloutPlan, turn: TurnPlan, request_id: str, prompt_ids: list[int]) -> Json:
+        return {
             "request_id": request_id,
             "token_ids": prompt_ids,
             "sampling_params": {
@@ -123,15 +141,23 @@ class Environment:
             },
             "stream": turn.is_streamed,
         }
-        headers = {
-            **self.headers,
-            "X-Sideband-Kind": "train",
-            "X-Sideband-Session": plan.rollout_id,
-            "X-Sideband-Policy-Version": str(lease["policy_version"]),
-        }
+
+    async def _evaluate(self, plan: RolloutPlan) -> None:
+        """An eval request stays inline, also in a run whose training goes by handle."""
+        body = self._body(plan, plan.turns[0], f"{plan.rollout_id}.eval", plan.prompt_ids.tolist())
+        headers = {**self.headers, "X-Sideband-Kind": "eval"}
         url = f"{self.proxy_url}/inference/v1/generate"
-        answer = await self._ask("POST", url, json=body, headers=headers)
-        return answer.content
+        content = (await self._ask("POST", url, json=body, headers=headers)).content
+        is_streamed = plan.turns[0].is_streamed
+        answer = joined_events(content) if is_streamed else orjson.loads(content)
+        choice = answer["choices"][0]
+        is_right = (
+            "payload_segments" not in answer
+            and choice.get("routed_experts") is not None
+            and choice.get("sampling_mask") is not None
+        )
+        self.traffic.evaluations += 1
+        self.traffic.evaluations_wrong += not is_right
 
     async def _abort(
         self, work: Coroutine[Any, Any, bytes], plan: RolloutPlan, lease: Json

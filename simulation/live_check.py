@@ -59,6 +59,7 @@ async def check_live(plan: CheckPlan, result: Result, *, model: str) -> None:
                     orchestrator_url=system.trainer.orchestrator_url,
                     vocab_size=truth.model.vocab_size,
                     concurrency=plan.concurrency,
+                    evaluates=True,
                 )
                 await live.run(environment, rollouts)
                 assert system.trainer.root is not None, "a live run goes by handle"
@@ -68,6 +69,10 @@ async def check_live(plan: CheckPlan, result: Result, *, model: str) -> None:
                 run.add(f"{type(exc).__name__} {exc}")
                 return
     run.add(*([] if live.applied > 1 else ["fewer than two steps"]), compared=live.applied)
+    traffic = environment.traffic
+    wrong = [f"{traffic.evaluations_wrong} requests"] if traffic.evaluations_wrong else []
+    inline = result.checks.of("eval requests stay inline beside training by handle")
+    inline.add(*wrong, compared=traffic.evaluations)
     stray = [f"live: {path.name}" for path in left]
     result.checks.of("files left after a run: none").add(*stray)
     await asyncio.to_thread(

@@ -20,7 +20,18 @@ import httpx
 
 from simulation.memory import peak_bytes, resident_bytes
 
-PRELOADED: Final = "simulation.targets"
+# Besides all services: what their server and clients import late. A missing one is no error.
+PRELOADED: Final = (
+    "simulation.targets",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.uvloop",
+    "uvicorn.protocols.http.httptools_impl",
+    "uvicorn.protocols.websockets.websockets_sansio_impl",
+    "anyio._backends._asyncio",
+    "httpcore",
+    "certifi",
+    "encodings.idna",
+)
 READY_POLL_S: Final = 0.05
 READY_TIMEOUT_S: Final = 60.0  # a busy machine with two cores, many starts at once
 STOP_TIMEOUT_S: Final = 10.0
@@ -153,7 +164,7 @@ class Cluster:
 def context() -> ForkServerContext:
     """The one context, with everything imported before the first fork."""
     chosen = multiprocessing.get_context("forkserver")
-    chosen.set_forkserver_preload([PRELOADED])
+    chosen.set_forkserver_preload(list(PRELOADED))
     return chosen
 
 

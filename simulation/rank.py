@@ -4,15 +4,16 @@ import json
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from sideband import ModelShape, RankFeed, RankMicroBatch
 from simulation.memory import peak_bytes, resident_bytes
 
-DUMP_SUFFIX: Final = ".npz"
+DUMP_SUFFIX: Final = ".dump"
 DONE_SUFFIX: Final = ".done.json"  # written last: the rank saw the end of the feed
 
 
@@ -65,9 +66,33 @@ def _forget_earlier(settings: RankSettings) -> None:
         path.unlink()
 
 
+class StoredArray(msgspec.Struct, frozen=True, array_like=True):
+    """One array: numpy's dtype string, shape, and the values in C order."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    @classmethod
+    def of(cls, array: NDArray[Any]) -> Self:
+        """Copies the values."""
+        return cls(array.dtype.str, array.shape, array.tobytes())
+
+    def array(self) -> NDArray[Any]:
+        """Read-only; shares memory."""
+        return np.frombuffer(self.data, self.dtype).reshape(self.shape)
+
+
+class StoredBatch(msgspec.Struct, frozen=True):
+    """One micro batch as one rank got it: every field of ``RankMicroBatch``, and its digest."""
+
+    plain: dict[str, Any]
+    arrays: dict[str, StoredArray]
+
+
 def dump(batch: RankMicroBatch, settings: RankSettings) -> None:
     """Write every array of a micro batch, and its digest, to one file."""
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, StoredArray] = {}
     plain: dict[str, Any] = {
         "dp_rank": settings.dp_rank,
         "cp_rank": settings.cp_rank,
@@ -76,10 +101,9 @@ def dump(batch: RankMicroBatch, settings: RankSettings) -> None:
     for item in fields(batch):
         value = getattr(batch, item.name)
         if isinstance(value, np.ndarray):
-            arrays[item.name] = value
+            arrays[item.name] = StoredArray.of(value)
         else:
             plain[item.name] = value
     name = f"s{batch.step:05d}-m{batch.index:05d}-d{settings.dp_rank}-c{settings.cp_rank}"
-    with (settings.out / f"{name}{DUMP_SUFFIX}").open("wb") as file:
-        facts = np.frombuffer(json.dumps(plain).encode(), np.uint8)
-        np.savez(file, allow_pickle=False, plain=facts, **arrays)
+    content = msgspec.msgpack.encode(StoredBatch(plain=plain, arrays=arrays))
+    (settings.out / f"{name}{DUMP_SUFFIX}").write_bytes(content)
