@@ -38,10 +38,12 @@ def test_every_part_is_there_and_listens_on_loopback_only() -> None:
     assert all(port.startswith("127.0.0.1:") for port in published)
 
 
-def test_one_image_is_built_once() -> None:
+def test_one_image_is_built_once_and_never_pulled() -> None:
     services = compose_file()["services"].values()
     assert {service["image"] for service in services} == {"sideband:local"}
     assert sum("build" in service for service in services) == 1
+    for service in services:
+        assert service["pull_policy"] == ("build" if "build" in service else "never")
 
 
 def test_health_gates_the_order_and_the_checker_comes_last() -> None:
