@@ -70,8 +70,12 @@ def build_app(
     routers: Sequence[APIRouter],
     ready: ReadyCheck,
     registry: CollectorRegistry,
+    large_paths: Sequence[str] = (),
 ) -> FastAPI:
-    """The application. ``ready`` returns why the service cannot work yet; nothing means ready."""
+    """The application. ``ready`` returns why the service cannot work yet; nothing means ready.
+
+    Bodies of paths that begin with one of ``large_paths`` may have ``body_bytes_max``.
+    """
     app = ProblemApp(
         title=f"Sideband {name.replace('_', ' ')}",
         description=description,
@@ -80,7 +84,7 @@ def build_app(
     )
     problems.install(app)
     # The last one added is the outermost: the log sees what the limit refuses.
-    app.add_middleware(BodyLimit, body_bytes_max=settings.body_bytes_max)
+    app.add_middleware(BodyLimit, body_bytes_max=settings.body_bytes_max, large_paths=large_paths)
     app.add_middleware(RequestLog, metrics=RequestMetrics(registry))
     token_check = Depends(TokenCheck(settings.admin_tokens))
     app.include_router(_common(name, ready, registry))

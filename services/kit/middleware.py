@@ -2,12 +2,14 @@
 
 import contextlib
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.kit.bodies import CONTROL_BYTES_MAX
 from services.kit.problems import BodyTooLarge, render
 
 SECONDS_BUCKETS: Final = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0)
@@ -16,18 +18,25 @@ log = structlog.get_logger(__name__)
 
 
 class BodyLimit:
-    """Refuses a body over ``body_bytes_max``: at once when declared, else while it is read."""
+    """Refuses a body over the route's bound: at once when declared, else while it is read.
 
-    def __init__(self, app: ASGIApp, *, body_bytes_max: int) -> None:
-        self._app, self._bytes_max = app, body_bytes_max
+    That is ``body_bytes_max`` for paths that begin with one of ``large_paths``, else at most
+    CONTROL_BYTES_MAX: such a body is parsed on the event loop.
+    """
+
+    def __init__(self, app: ASGIApp, *, body_bytes_max: int, large_paths: Sequence[str]) -> None:
+        self._app, self._large_paths = app, tuple(large_paths)
+        self._large_max, self._small_max = body_bytes_max, min(body_bytes_max, CONTROL_BYTES_MAX)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        is_large = scope["path"].startswith(self._large_paths)
+        bytes_max = self._large_max if is_large else self._small_max
         declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > self._bytes_max:
-            await self._refuse(str(int(declared)), scope, receive, send)
+        if declared.isdigit() and int(declared) > bytes_max:
+            await self._refuse(str(int(declared)), bytes_max, scope, receive, send)
             return
         read_bytes, has_started = 0, False
 
@@ -35,26 +44,28 @@ class BodyLimit:
             nonlocal read_bytes
             message = await receive()
             read_bytes += len(message.get("body", b""))
-            if read_bytes > self._bytes_max:
+            if read_bytes > bytes_max:
                 raise _TooMuch
             return message
 
         async def guarded(message: Message) -> None:
             # Frameworks turn an error while a body is read into a 400 of their own: ours stands.
             nonlocal has_started
-            if read_bytes <= self._bytes_max or has_started:
+            if read_bytes <= bytes_max or has_started:
                 has_started = True
                 await send(message)
 
         with contextlib.suppress(_TooMuch):  # answered below
             await self._app(scope, bounded, guarded)
-        if read_bytes > self._bytes_max and not has_started:
-            await self._refuse(f"more than {self._bytes_max}", scope, receive, send)
+        if read_bytes > bytes_max and not has_started:
+            await self._refuse(f"more than {bytes_max}", bytes_max, scope, receive, send)
 
-    async def _refuse(self, found: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _refuse(
+        self, found: str, bytes_max: int, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         problem = BodyTooLarge(
-            f"The body has {found} bytes; at most {self._bytes_max} are taken.",
-            bytes_max=self._bytes_max,
+            f"The body has {found} bytes; at most {bytes_max} are taken.",
+            bytes_max=bytes_max,
         )
         await render(problem, scope["path"])(scope, receive, send)
 

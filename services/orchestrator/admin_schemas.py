@@ -4,10 +4,10 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, Field
 
+from services.kit.bodies import Closed
 from services.orchestrator.book import Book
 from services.orchestrator.ending import waiting_for
 from services.orchestrator.feed_client import Failure
-from services.orchestrator.schemas import Closed
 from services.orchestrator.sweep import VersionPlan
 
 

@@ -77,6 +77,7 @@ def create_app(
         routers=[leases.router, rollouts.router, steps.router, admin.router],
         ready=ready,
         registry=registry,
+        large_paths=["/v1/rollouts"],
     )
     return app
 

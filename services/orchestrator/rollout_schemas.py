@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from services.kit.bodies import Closed, Items
 from services.orchestrator.limits import CHOICES_MAX, TURNS_MAX
-from services.orchestrator.schemas import Closed
 from services.orchestrator.wire import RolloutWire, TurnWire
 from sideband.ids import ID_PATTERN
 from sideband.model import ModelShape
@@ -15,6 +15,7 @@ from sideband.segments import PayloadSegment
 
 Id = Annotated[str, Field(pattern=ID_PATTERN)]
 Int32 = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
+# The binary form holds no larger number: an int without a bound would crash what writes it.
 Int63 = Annotated[int, Field(ge=-(1 << 62), lt=1 << 62)]
 
 
@@ -36,7 +37,7 @@ class SegmentBody(Closed):
     dtype: Literal["uint8", "uint16", "int32", "float32"] = Field(
         description="Of one element.", examples=["uint8"]
     )
-    shape: list[Int63] = Field(
+    shape: Items[Int63] = Field(
         max_length=4,
         description="Of one row: (layers, top-k), or (vocab_size,).",
         examples=[[48, 8]],
@@ -50,13 +51,13 @@ class SegmentBody(Closed):
 class ModelBody(Closed):
     """The model fingerprint of an engine."""
 
-    num_layers: int = Field(description="Decoder layers.", examples=[48])
-    layer_ids: list[int] = Field(
+    num_layers: Int63 = Field(description="Decoder layers.", examples=[48])
+    layer_ids: Items[Int63] = Field(
         max_length=1024, description="Layers with a learned router.", examples=[[0, 1, 2]]
     )
-    top_k: int = Field(description="Experts per token.", examples=[8])
-    id_space: int = Field(description="Routed and zero-compute experts.", examples=[128])
-    vocab_size: int = Field(description="Size of the vocabulary.", examples=[151936])
+    top_k: Int63 = Field(description="Experts per token.", examples=[8])
+    id_space: Int63 = Field(description="Routed and zero-compute experts.", examples=[128])
+    vocab_size: Int63 = Field(description="Size of the vocabulary.", examples=[151936])
 
     def to_wire(self) -> ModelShape:
         """The fingerprint."""
@@ -67,10 +68,12 @@ class TurnBody(Closed):
     """One delivered request, in the order in which it was sent."""
 
     request_id: Id = Field(description="The request's id.", examples=["g7.r0.t0"])
-    prompt_token_ids: list[Int32] = Field(description="The prompt.", examples=[[1, 2, 3]])
-    completion_token_ids: list[Int32] = Field(description="What was sampled.", examples=[[4, 5]])
-    logprobs: list[float] = Field(description="One per completion token.", examples=[[-0.5, -0.25]])
-    sampled: list[bool] | None = Field(
+    prompt_token_ids: Items[Int32] = Field(description="The prompt.", examples=[[1, 2, 3]])
+    completion_token_ids: Items[Int32] = Field(description="What was sampled.", examples=[[4, 5]])
+    logprobs: Items[float] = Field(
+        description="One per completion token.", examples=[[-0.5, -0.25]]
+    )
+    sampled: Items[bool] | None = Field(
         default=None,
         description="False: this completion token must not train. Absent: all train.",
         examples=[[True, True]],
@@ -85,7 +88,7 @@ class TurnBody(Closed):
         description="n of the request: its file serves the rollouts of all its choices.",
         examples=[1],
     )
-    payload_segments: list[SegmentBody] | None = Field(
+    payload_segments: Items[SegmentBody] | None = Field(
         default=None, description="By handle: this choice's segments."
     )
     payload_model: ModelBody | None = Field(
@@ -94,21 +97,25 @@ class TurnBody(Closed):
     routed_experts: str | None = Field(
         default=None, description="Inline: base64 of an npy array.", examples=["k05VTVBZAQB2AA=="]
     )
-    routed_layer_ids: list[Int32] | None = Field(
+    routed_layer_ids: Items[Int32] | None = Field(
         default=None, description="Inline: the layers of its columns; absent: all.", examples=[[1]]
     )
     routed_experts_prompt_start: int = Field(
-        default=0, ge=0, description="Inline: prompt rows that were not asked for.", examples=[0]
+        default=0,
+        ge=0,
+        lt=1 << 62,
+        description="Inline: prompt rows that were not asked for.",
+        examples=[0],
     )
-    sampling_mask: list[list[Int32]] | None = Field(
+    sampling_mask: Items[Items[Int32]] | None = Field(
         default=None,
         description="Inline: kept ids per completion token, ascending.",
         examples=[[[4, 9], [5]]],
     )
-    weight_versions: list[Int32] | None = Field(
+    weight_versions: Items[Int32] | None = Field(
         default=None, description="Policy version per completion token.", examples=[[3, 3]]
     )
-    advantages: list[float] | None = Field(
+    advantages: Items[float] | None = Field(
         default=None, description="Per completion token.", examples=[[0.5, 0.5]]
     )
 
@@ -151,7 +158,7 @@ class RolloutBody(Closed):
     advantage: float | None = Field(
         default=None, description="In place of the group's, if the client knows it.", examples=[0.5]
     )
-    turns: list[TurnBody] = Field(
+    turns: Items[TurnBody] = Field(
         default=[], max_length=TURNS_MAX, description="Its requests, in order."
     )
 

@@ -2,19 +2,14 @@
 
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
+from services.kit.bodies import Closed, Items
 from services.orchestrator.limits import GROUP_SIZE_MAX
 from services.orchestrator.records import Lease, Rollout, StepRecord, Tally
 from sideband.ids import ID_PATTERN
 
 Id = Annotated[str, Field(pattern=ID_PATTERN)]
-
-
-class Closed(BaseModel):
-    """A request: unknown members are refused, numbers are not made of strings."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class LeaseBody(Closed):
@@ -36,7 +31,7 @@ class LeaseBody(Closed):
 class RenewBody(Closed):
     """A rollout that is still running."""
 
-    files: list[str] = Field(
+    files: Items[str] = Field(
         default=[],
         max_length=4096,
         description="Payload files that it has written so far; held for the lease.",

@@ -53,6 +53,7 @@ def create_app(settings: FeedSettings) -> FastAPI:
         routers=[router],
         ready=ready,
         registry=registry,
+        large_paths=["/v1/steps/"],
     )
     return app
 

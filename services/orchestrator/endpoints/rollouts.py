@@ -5,6 +5,7 @@ from itertools import islice
 from typing import Final
 
 import msgspec
+import orjson
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
@@ -78,13 +79,16 @@ async def deliver_rollout(request: Request, service: Service) -> Receipt:
     except ValidationError as exc:
         errors = [{**error, "loc": ("body", *error["loc"])} for error in exc.errors()]
         raise RequestValidationError(errors) from exc
+    except orjson.JSONDecodeError as exc:
+        fault = {"loc": ("body",), "msg": f"must be JSON: {exc}"[:DETAIL_CHARACTERS_MAX]}
+        raise RequestValidationError([fault]) from exc
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise InvalidRequest(f"body: {exc}"[:DETAIL_CHARACTERS_MAX]) from exc
     return Receipt.of(await service.deliver(wire, len(body)))
 
 
 def _from_json(body: bytes) -> RolloutWire:
-    return RolloutBody.model_validate_json(body).to_wire()
+    return RolloutBody.model_validate(orjson.loads(body)).to_wire()
 
 
 @router.get("/v1/rollouts", summary="Rollouts, the latest change first", responses=responses())
