@@ -9,6 +9,7 @@ from typing import Any, Final, get_args
 
 import msgspec
 
+from services.inference_proxy.limits import TOKEN_ID_MAX
 from sideband.errors import InvalidInput, PayloadError
 from sideband.ids import RequestId, RunId
 from sideband.model import ModelShape
@@ -92,7 +93,7 @@ def read_answer(body: object, expected: Expected) -> Answer:
         body=body,
         choices=choices,
         model=read_model(body.get("payload_model")),
-        layer_ids=_layer_ids(body.get("routed_layer_ids")),
+        layer_ids=read_layer_ids(body.get("routed_layer_ids")),
         is_by_handle=body.get("payload_segments") is not None,
     )
 
@@ -166,24 +167,39 @@ def _check_file(file: str, expected: Expected) -> None:
 def _choice(raw: object, segments: Mapping[int, Segments]) -> Choice:
     if not isinstance(raw, dict):
         raise MalformedAnswer("choices", "must be objects")
-    index, token_ids = raw.get("index"), raw.get("token_ids")
+    index = raw.get("index")
     if type(index) is not int or index < 0:
         raise MalformedAnswer("choices.index", "must be a number from 0 on")
-    token_ids = [] if token_ids is None else token_ids
-    if not isinstance(token_ids, list) or not set(map(type, token_ids)) <= {int}:
-        raise MalformedAnswer(f"choices.{index}.token_ids", "must be a list of token ids")
-    routed_experts = raw.get("routed_experts")
-    if routed_experts is not None and not isinstance(routed_experts, str):
-        raise MalformedAnswer(f"choices.{index}.routed_experts", "must be base64")
     return Choice(
         index=index,
-        token_ids=token_ids,
-        routed_experts=routed_experts,
+        token_ids=read_token_ids(raw, index),
+        routed_experts=read_routed_experts(raw, index),
         segments=segments.get(index, ()),
     )
 
 
-def _layer_ids(value: object) -> tuple[int, ...] | None:
+def read_token_ids(raw: Mapping[str, Any], index: int) -> list[int]:
+    """``token_ids`` of a choice; none are an empty list. Raises MalformedAnswer."""
+    token_ids = raw.get("token_ids")
+    if token_ids is None:
+        return []
+    name = f"choices.{index}.token_ids"
+    if not isinstance(token_ids, list) or not set(map(type, token_ids)) <= {int}:
+        raise MalformedAnswer(name, "must be a list of token ids")
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) <= TOKEN_ID_MAX:
+        raise MalformedAnswer(name, f"must lie in [0, {TOKEN_ID_MAX}]")
+    return token_ids
+
+
+def read_routed_experts(raw: Mapping[str, Any], index: int) -> str | None:
+    """``routed_experts`` of a choice, not yet decoded. Raises MalformedAnswer."""
+    text = raw.get("routed_experts")
+    if text is not None and not isinstance(text, str):
+        raise MalformedAnswer(f"choices.{index}.routed_experts", "must be base64")
+    return text
+
+
+def read_layer_ids(value: object) -> tuple[int, ...] | None:
     if value is None:
         return None
     try:

@@ -5,6 +5,8 @@ from typing import Any, Final
 
 import orjson
 
+from services.inference_proxy.upstream import parsed
+
 DONE: Final = b"data: [DONE]"
 
 
@@ -57,10 +59,7 @@ def read_event(event: bytes) -> dict[str, Any] | None:
     """The JSON object of an event; None for anything else (a comment, ``[DONE]``)."""
     if not event.startswith(b"data:"):
         return None
-    try:
-        body = orjson.loads(event[5:])
-    except orjson.JSONDecodeError:
-        return None
+    body = parsed(event[5:])
     return body if isinstance(body, dict) else None
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import orjson
 
 from services.inference_proxy.limits import TOKEN_ID_MAX
+from services.inference_proxy.nesting import is_too_deep
 from services.inference_proxy.sessions import Tokens
 from services.inference_proxy.upstream import parsed
 
@@ -31,7 +32,7 @@ def split_prompt(content: bytes) -> tuple[dict[str, Any], Tokens] | None:
         body: dict[str, Any] = {
             name: orjson.loads(memoryview(value)) for name, value in members.items()
         }
-    except (msgspec.MsgspecError, ValueError, KeyError):
+    except (msgspec.MsgspecError, ValueError, KeyError, RecursionError):
         return None
     text = bytes(raw)
     if text.translate(None, _LIST_OF_NUMBERS) != b"[]" or not text[1:-1].strip():
@@ -53,9 +54,9 @@ def parsed_answer(content: bytes) -> object:
         choices = _CHOICES.decode(members.pop("choices"))
         body = _opened(members)
         body["choices"] = [_opened(choice) for choice in choices]
-    except (msgspec.MsgspecError, ValueError, KeyError):
+    except (msgspec.MsgspecError, ValueError, KeyError, RecursionError):
         return parsed(content)
-    return body
+    return None if is_too_deep(content, body) else body
 
 
 def _opened(members: dict[str, msgspec.Raw]) -> dict[str, Any]:

@@ -14,8 +14,11 @@ from services.inference_proxy.answers import (
     Choice,
     MalformedAnswer,
     check_segments,
+    read_layer_ids,
     read_model,
+    read_routed_experts,
     read_segments,
+    read_token_ids,
 )
 from services.inference_proxy.assembly import Range, from_one, merge_legs
 from services.inference_proxy.events import DONE, read_event, write_event
@@ -59,6 +62,8 @@ class StreamRelay:
         """What the client gets for one event of the engine."""
         body = read_event(event)
         if body is None:
+            if event.startswith(b"data:") and not event.startswith(DONE):
+                raise MalformedAnswer("event", "must be a JSON object")  # never passed on unread
             released = self.end() if event.startswith(DONE) else []
             return [*released, event + b"\n\n"]
         if "error" in body:
@@ -96,7 +101,7 @@ class StreamRelay:
         if body.get("kv_transfer_params") is not None:
             body["kv_transfer_params"] = None
         segments = read_segments(body.get("payload_segments"))
-        by_index = {choice["index"]: choice.get("routed_experts") for choice in choices}
+        by_index = {c["index"]: read_routed_experts(c, c["index"]) for c in choices}
         for index in sorted({*segments, *by_index}):
             text, is_last = by_index.get(index), index in self._finished
             is_due = text is not None or index in segments
@@ -107,10 +112,10 @@ class StreamRelay:
         return body
 
     def _count(self, choice: dict[str, Any]) -> None:
-        index, token_ids = choice.get("index"), choice.get("token_ids") or []
+        index = choice.get("index")
         if type(index) is not int or not 0 <= index < self._plan.choices:
             raise MalformedAnswer("choices.index", f"must lie in [0, {self._plan.choices})")
-        self.token_ids.setdefault(index, []).extend(token_ids)
+        self.token_ids.setdefault(index, []).extend(read_token_ids(choice, index))
         if choice.get("finish_reason") is not None:
             self._finished.add(index)
 
@@ -141,8 +146,7 @@ class StreamRelay:
         self._has_inline |= outcome.has_inline
         starts = outcome.body.get("routed_experts_start")
         if starts:
-            merged = {**(body.get("routed_experts_start") or {}), **starts}
-            body = {**body, "routed_experts_start": merged}
+            body = {**body, "routed_experts_start": starts}
         return body
 
     def _with_pair_rows(
@@ -182,11 +186,10 @@ class StreamRelay:
 
 
 def _answer(body: dict[str, Any], choices: Iterable[Choice]) -> Answer:
-    layer_ids = body.get("routed_layer_ids")
     return Answer(
         body=body,
         choices=tuple(choices),
         model=read_model(body.get("payload_model")),
-        layer_ids=None if layer_ids is None else tuple(layer_ids),
+        layer_ids=read_layer_ids(body.get("routed_layer_ids")),
         is_by_handle=body.get("payload_segments") is not None,
     )

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import orjson
 
 from services.inference_proxy.limits import ANSWER_BYTES_MAX, ERROR_BYTES_MAX
+from services.inference_proxy.nesting import is_too_deep
 
 
 class UpstreamError(Exception):
@@ -204,11 +205,12 @@ async def _failure(engine: str, answer: WireAnswer) -> UpstreamError:
 
 
 def parsed(content: bytes) -> Any:
-    """JSON, or None when it is none."""
+    """JSON, or None when it is none, or none that could be passed on."""
     try:
-        return orjson.loads(content)
+        value = orjson.loads(content)
     except orjson.JSONDecodeError:
         return None
+    return None if is_too_deep(content, value) else value
 
 
 def error_text(error: object) -> str:

@@ -7,15 +7,27 @@ import orjson
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
+from services.inference_proxy.nesting import NESTING_MAX, is_too_deep
+from services.inference_proxy.offload import offload
+
 
 class OrjsonRequest(Request):
-    """``json()`` parses once, strictly: no NaN, no broken UTF-8."""
+    """``json()`` parses once, strictly: no NaN, no broken UTF-8, no depth without end."""
 
     async def json(self) -> Any:
         """The parsed body, the same object at each call."""
         if not hasattr(self, "_json"):
-            self._json = orjson.loads(await self.body())
+            content = await self.body()
+            self._json = await offload(lambda: read_json(content), size_bytes=len(content))
         return self._json
+
+
+def read_json(content: bytes) -> Any:
+    """The parsed text. Raises orjson.JSONDecodeError, also for what nests too deep."""
+    value = orjson.loads(content)
+    if is_too_deep(content, value):
+        raise orjson.JSONDecodeError(f"nests more than {NESTING_MAX} levels", "", 0)
+    return value
 
 
 class OrjsonRoute(APIRoute):

@@ -1,7 +1,7 @@
 """OpenAI routes, passed through to an engine."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import structlog
 from fastapi import APIRouter, Request, Response

@@ -19,6 +19,7 @@ from starlette.routing import BaseRoute, Match, NoMatchFound
 from starlette.types import Message, Receive, Scope, Send
 
 from services.inference_proxy.endpoints.generate import PATH, answer
+from services.inference_proxy.nesting import is_surely_flat, is_too_deep
 from services.inference_proxy.raw import RAW_BYTES_MIN, split_prompt
 from services.inference_proxy.refusals import Kind
 from services.inference_proxy.schemas import GenerateRequest
@@ -68,6 +69,8 @@ def plain_body(content: bytes) -> tuple[dict[str, Any], Tokens] | None:
     if found is None:
         return None
     body, tokens = found
+    if is_too_deep(content, body):
+        return None
     try:
         GenerateRequest.model_validate({**body, "token_ids": [0]})  # the tokens were checked
     except ValidationError:
@@ -76,6 +79,8 @@ def plain_body(content: bytes) -> tuple[dict[str, Any], Tokens] | None:
 
 
 def _small_body(content: bytes) -> tuple[dict[str, Any], Tokens] | None:
+    if not is_surely_flat(content):
+        return None
     try:
         body: dict[str, Any] = orjson.loads(content)
         GenerateRequest.model_validate(body)
