@@ -23,7 +23,7 @@ class RoutingEncoding:
     """Routing rows [N, layers, top-k] as blocks.
 
     ``decode_block`` fills ``out`` (C-contiguous, the block's rows) and raises ValueError on bytes
-    that no writer makes.
+    that no writer makes. Stored bytes are lent: no decoder keeps a view of them.
     """
 
     name: str

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,15 +14,19 @@ from numpy.typing import NDArray
 from sideband.payload.header import PayloadHeader, Section
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class OpenSection:
     """A section with its part of the block index. Block i holds rows [row_bounds[i], [i + 1])."""
 
     section: Section
-    offsets: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    checksums: NDArray[np.uint64]
-    row_bounds: NDArray[np.int64]
+    index: NDArray[np.void]
+
+    @cached_property
+    def row_bounds(self) -> NDArray[np.int64]:
+        """Made when a segment is read: most readers of a file need one section of it."""
+        bounds = np.zeros(len(self.index) + 1, np.int64)
+        np.cumsum(self.index["rows"], out=bounds[1:])
+        return bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,6 +37,7 @@ class OpenPayload:
     fd: int
     header: PayloadHeader
     sections: dict[int, OpenSection]
+    opening: object = field(default_factory=object)  # one for each time that a file is opened
 
 
 @dataclass(slots=True, eq=False)

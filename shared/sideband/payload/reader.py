@@ -154,13 +154,5 @@ def _opened(header: PayloadHeader, index: NDArray[np.void]) -> dict[int, OpenSec
     for section in header.sections:
         blocks = index[first : first + section.block_count]
         first += section.block_count
-        row_bounds = np.zeros(len(blocks) + 1, np.int64)
-        np.cumsum(blocks["rows"], out=row_bounds[1:])
-        sections[section.offset] = OpenSection(
-            section=section,
-            offsets=blocks["offset"].astype(np.int64),
-            sizes=blocks["size_bytes"].astype(np.int64),
-            checksums=blocks["checksum"].astype(np.uint64),
-            row_bounds=row_bounds,
-        )
+        sections[section.offset] = OpenSection(section=section, index=blocks)
     return sections

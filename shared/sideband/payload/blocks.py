@@ -1,0 +1,110 @@
+"""The blocks that a segment lies in: which ones, and each read and verified before it is used.
+
+A block is verified while it is still in the cache that the read put it in: verifying a whole
+segment late would fetch its bytes from memory twice.
+"""
+
+import threading
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from sideband.payload.errors import ChecksumMismatch
+from sideband.payload.handles import OpenPayload, OpenSection
+from sideband.payload.io import read_into
+from sideband.payload.layout import BLOCK_BYTES_TARGET, checksum
+from sideband.segments import PayloadSegment
+
+
+class Block(NamedTuple):
+    """One block that a segment needs: the rows [first, last) of it, which go to [start, stop)."""
+
+    number: int
+    offset: int
+    size_bytes: int
+    rows: int
+    checksum: int
+    first: int
+    last: int
+    start: int
+    stop: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the segment wants all of its rows."""
+        return self.last - self.first == self.rows
+
+
+def blocks_of(opened: OpenSection, segment: PayloadSegment) -> list[Block]:
+    """The blocks of a segment that lies within the section, in order."""
+    bounds = opened.row_bounds
+    row, stop_row = segment.row, segment.row + segment.rows
+    index = int(bounds.searchsorted(row, "right")) - 1
+    end = int(bounds.searchsorted(stop_row, "left"))
+    begin = int(bounds[index])
+    found: list[Block] = []
+    for offset, size_bytes, rows, stored_checksum in opened.index[index:end].tolist():
+        first, last = max(row, begin), min(stop_row, begin + rows)
+        found.append(
+            Block(
+                index,
+                offset,
+                size_bytes,
+                rows,
+                stored_checksum,
+                first - begin,
+                last - begin,
+                first - row,
+                last - row,
+            )
+        )
+        begin += rows
+        index += 1
+    return found
+
+
+def read_verified(payload: OpenPayload, block: Block, stored: memoryview) -> None:
+    """Fill ``stored`` with the block's bytes.
+
+    Raises ChecksumMismatch, PayloadTruncated, StalePayload, ReadFailed; what ``stored`` holds then
+    is undefined.
+    """
+    read_into(payload.fd, stored, block.offset, file=payload.file)
+    if checksum(stored) != block.checksum:
+        raise ChecksumMismatch(payload.file, block=block.number, offset=block.offset)
+
+
+@dataclass(slots=True, eq=False)
+class _Scratch:
+    """One thread's room for a block, and which verified block lies in it."""
+
+    room: memoryview = field(default_factory=lambda: memoryview(bytearray(BLOCK_BYTES_TARGET)))
+    opening: object = None
+    offset: int = -1
+
+
+class _Scratches(threading.local):
+    def __init__(self) -> None:
+        self.own = _Scratch()
+
+
+_SCRATCHES: Final = _Scratches()
+
+
+def scratch_block(payload: OpenPayload, block: Block) -> memoryview:
+    """The block's bytes, verified; they are good until this thread asks for another block.
+
+    The last block of each thread is kept, so that short segments side by side read it once. It is
+    known by the opening of its file: a file that was forgotten and opened anew is read anew.
+    Raises what ``read_verified`` raises.
+    """
+    scratch = _SCRATCHES.own
+    if block.size_bytes > len(scratch.room):  # a writer with other blocks than ours
+        stored = memoryview(bytearray(block.size_bytes))
+        read_verified(payload, block, stored)
+        return stored
+    stored = scratch.room[: block.size_bytes]
+    if scratch.opening is not payload.opening or scratch.offset != block.offset:
+        scratch.opening = None  # an error leaves the room half filled
+        read_verified(payload, block, stored)
+        scratch.opening, scratch.offset = payload.opening, block.offset
+    return stored
