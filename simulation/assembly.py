@@ -54,9 +54,11 @@ class Sequence:
 
     sample_id: str | None
     env_name: str
+    policy_version: int  # at dispatch
     columns: dict[str, NDArray[Any]]  # [T] each, PER_TOKEN
     routing: RowArray | None  # [T, layers, top-k]
     masks: MaskRows  # T rows
+    weight_versions_T: NDArray[np.int32] | None
 
 
 def load_dumps(folder: Path) -> list[RankDump]:
@@ -107,9 +109,10 @@ def _whole_row(parts: list[RankDump]) -> RankDump:
     arrays = {name: first.arrays[name] for name in ("cu_seqlens", "sequence_lengths")}
     for name in PER_TOKEN:
         arrays[name] = np.concatenate([part.arrays[name][0] for part in parts])[order]
-    if "routed_experts" in first.arrays:
-        rows = np.concatenate([part.arrays["routed_experts"][0] for part in parts])
-        arrays["routed_experts"] = rows[order]
+    for name in ("routed_experts", "weight_versions"):
+        if name in first.arrays:
+            rows = np.concatenate([part.arrays[name][0] for part in parts])
+            arrays[name] = rows[order]
     masks = MaskRows.concatenate(
         [MaskRows(part.arrays["mask_starts"], part.arrays["mask_ids"]) for part in parts]
     )
@@ -128,12 +131,14 @@ def _reordered(
 
 
 def _cut(row: RankDump, index: int, start: int, stop: int) -> Sequence:
-    routing = row.arrays.get("routed_experts")
+    routing, versions = (row.arrays.get(name) for name in ("routed_experts", "weight_versions"))
     masks = MaskRows(row.arrays["mask_starts"], row.arrays["mask_ids"])
     return Sequence(
         sample_id=row.plain["sample_ids"][index],
         env_name=row.plain["env_names"][index],
+        policy_version=row.plain["policy_versions"][index],
         columns={name: row.arrays[name][start:stop] for name in PER_TOKEN},
         routing=None if routing is None else routing[start:stop],
         masks=masks.slice(start, stop),
+        weight_versions_T=None if versions is None else versions[start:stop],
     )

@@ -13,6 +13,7 @@ from simulation.expected import ExpectedSample
 
 FINDINGS_SHOWN_MAX: Final = 20
 IGNORED_LABEL: Final = -100
+UNKNOWN_VERSION: Final = -1
 
 
 @dataclass(slots=True)
@@ -56,8 +57,13 @@ class Checks:
         return bool(self._by_name) and all(check.is_good for check in self)
 
 
-def sample_differences(found: Sequence, expected: ExpectedSample) -> list[str]:
-    """Everything by which a sequence at the ranks differs from its seeded truth."""
+def sample_differences(
+    found: Sequence, expected: ExpectedSample, *, weight_version_max: int = 0
+) -> list[str]:
+    """Everything by which a sequence at the ranks differs from its seeded truth.
+
+    ``weight_version_max`` is the last version that engines had: 0 when weights never changed.
+    """
     tokens = len(expected.token_ids_T)
     if len(found.columns["input_ids"]) != tokens:
         length = len(found.columns["input_ids"])
@@ -81,6 +87,7 @@ def sample_differences(found: Sequence, expected: ExpectedSample) -> list[str]:
     if found.env_name != expected.env_name:
         wrong.append("env_name")
     wrong += _row_differences(found, expected)
+    wrong += _version_differences(found, loss_T, weight_version_max=weight_version_max)
     return [f"{expected.sample_id}: {name}" for name in wrong]
 
 
@@ -100,6 +107,23 @@ def _row_differences(found: Sequence, expected: ExpectedSample) -> list[str]:
     kept = expected.masks.ids_M[expected.masks.starts_N[1] :]  # the first token's is nobody's label
     if not found.masks.equals(MaskRows(starts_T, kept)):
         wrong.append("sampling mask")
+    return wrong
+
+
+def _version_differences(
+    found: Sequence, loss_T: NDArray[np.generic], *, weight_version_max: int
+) -> list[str]:
+    """No token is older than its rollout's dispatch, and only sampled tokens have a version."""
+    wrong = []
+    if not 0 <= found.policy_version <= weight_version_max:
+        wrong.append("policy_version")
+    versions_T = found.weight_versions_T
+    if versions_T is None:
+        return [*wrong, "weight_versions are missing"]
+    sampled = versions_T[loss_T.astype(np.bool_)]
+    is_known = (found.policy_version <= sampled).all() and (sampled <= weight_version_max).all()
+    if not is_known or (versions_T[~loss_T.astype(np.bool_)] != UNKNOWN_VERSION).any():
+        wrong.append("weight_versions")
     return wrong
 
 

@@ -172,7 +172,14 @@ def checker(
     missing = [] if len(done) == ranks else [f"{len(done)} of {ranks} ranks"]
     checks.of("every rank saw the end").add(*missing, compared=len(done))
     expected = expected_samples(plans, truth, seq_len=seq_len)
-    check_ranks(checks, results, expected, cp_size=cp_size, label=f"CP {cp_size}, P/D by handle")
+    check_ranks(
+        checks,
+        results,
+        expected,
+        cp_size=cp_size,
+        label=f"CP {cp_size}, P/D by handle",
+        weight_version_max=steps,
+    )
     left = asyncio.run(emptied(payload_root))
     checks.of("files left after the run: none").add(*(str(path) for path in left))
     print_checks(Console(width=100), checks)

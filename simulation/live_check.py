@@ -82,6 +82,7 @@ async def check_live(plan: CheckPlan, result: Result, *, model: str) -> None:
         expected,
         cp_size=TOPOLOGY.cp_size,
         label="live, P/D by handle",
+        weight_version_max=live.applied,
     )
     await asyncio.to_thread(shutil.rmtree, out)
 

@@ -17,6 +17,7 @@ def check_ranks(
     *,
     cp_size: int,
     label: str,
+    weight_version_max: int = 0,
     misses_are_fine: bool = False,
 ) -> Digests:
     """Compare all dumps in ``out``; the digest of each rank's micro batches.
@@ -36,13 +37,15 @@ def check_ranks(
             for sequence, padding in sequences_of(parts):
                 wrong += padding_differences(padding)
                 if sequence.sample_id is None:
+                    if len(sequence.columns["input_ids"]):
+                        wrong.append("tokens of no sample")
                     continue
                 seen[sequence.sample_id] = seen.get(sequence.sample_id, 0) + 1
                 truth = expected.get(sequence.sample_id)
                 wrong += (
                     [f"{sequence.sample_id}: not a sample of the plan"]
                     if truth is None
-                    else sample_differences(sequence, truth)
+                    else sample_differences(sequence, truth, weight_version_max=weight_version_max)
                 )
         except IncompleteRow as exc:
             wrong.append(str(exc))

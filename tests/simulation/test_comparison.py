@@ -33,6 +33,7 @@ def right(expected: ExpectedSample) -> Sequence:
     return Sequence(
         sample_id=expected.sample_id,
         env_name=expected.env_name,
+        policy_version=0,
         columns={
             "input_ids": expected.token_ids_T.copy(),
             "labels": following(expected.token_ids_T, np.int32(-100)),
@@ -45,6 +46,7 @@ def right(expected: ExpectedSample) -> Sequence:
         },
         routing=routing,
         masks=MaskRows(np.concatenate([[0], np.cumsum(counts)]), expected.masks.ids_M),
+        weight_versions_T=np.where(loss_T, np.int32(0), np.int32(-1)),
     )
 
 
@@ -91,6 +93,28 @@ def test_one_changed_kept_id_is_seen(expected: ExpectedSample) -> None:
     assert sample_differences(changed, expected) == [f"{expected.sample_id}: sampling mask"]
 
 
+def test_weight_versions_lie_between_dispatch_and_the_last_update(
+    expected: ExpectedSample,
+) -> None:
+    found = right(expected)
+    assert found.weight_versions_T is not None
+    sampled = found.weight_versions_T >= 0
+    named = [f"{expected.sample_id}: weight_versions"]
+    later = replace(found, weight_versions_T=np.where(sampled, np.int32(2), np.int32(-1)))
+    assert sample_differences(later, expected) == named
+    assert sample_differences(later, expected, weight_version_max=2) == []
+    after_dispatch = replace(later, policy_version=2)
+    assert sample_differences(after_dispatch, expected, weight_version_max=2) == []
+    older = replace(after_dispatch, weight_versions_T=found.weight_versions_T)
+    assert sample_differences(older, expected, weight_version_max=2) == named
+    everywhere = replace(found, weight_versions_T=np.zeros_like(found.weight_versions_T))
+    assert sample_differences(everywhere, expected) == named
+    missing = [f"{expected.sample_id}: weight_versions are missing"]
+    assert sample_differences(replace(found, weight_versions_T=None), expected) == missing
+    dispatched = replace(later, policy_version=3)
+    assert f"{expected.sample_id}: policy_version" in sample_differences(dispatched, expected)
+
+
 def test_a_pad_that_trains_is_seen(expected: ExpectedSample) -> None:
     found = right(expected)
     empty = {name: values[:0] for name, values in found.columns.items()}
@@ -128,6 +152,7 @@ def chunk(cp_rank: int, positions: list[int], boundaries: list[int]) -> RankDump
         "cp_rank": cp_rank,
         "sample_ids": ["a", "b"],
         "env_names": ["x", "y"],
+        "policy_versions": [0, 0],
     }
     return RankDump(plain=plain, arrays=arrays)
 
