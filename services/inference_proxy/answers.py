@@ -42,6 +42,7 @@ class Expected:
     policy_version: int
     run_id: RunId | None  # None: nothing was injected, so no segment may come
     request_id: RequestId  # the upstream one: a losing attempt's file is found by it
+    choices: int = 1  # n
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,8 @@ def read_answer(body: object, expected: Expected) -> Answer:
     segments = read_segments(body.get("payload_segments"))
     choices = tuple(_choice(raw, segments) for raw in raw_choices)
     indices = {choice.index for choice in choices}
+    if indices != set(range(expected.choices)):
+        raise MalformedAnswer("choices", f"must have the indices 0 to {expected.choices - 1}")
     if len(indices) != len(choices) or not segments.keys() <= indices:
         raise MalformedAnswer("choices", "each needs its own index, and segments a choice")
     for choice in choices:

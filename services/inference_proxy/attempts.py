@@ -5,10 +5,16 @@ writing, is handed to the janitor, also when it is cancelled. Each attempt has i
 so that only its own files are found.
 """
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from collections.abc import Set as AbstractSet
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -24,6 +30,8 @@ from services.inference_proxy.raw import parsed_answer
 from services.inference_proxy.request_ids import AttemptIds, Leg
 from services.inference_proxy.upstream import EngineBroke, Reply, UpstreamError
 from sideband.ids import RequestId
+
+EVENT_STREAM: Final = "text/event-stream"
 
 
 class MaskRefusal(Exception):
@@ -87,7 +95,7 @@ class Attempts:
             engine = self._choose(plan, role, avoid)
             body = self._body(plan, engine, ids, leg, prefill)
             stack = AsyncExitStack()
-            reply = await stack.enter_async_context(self._open(plan, engine, leg, body))
+            reply = await stack.enter_async_context(self._events(plan, engine, leg, body))
             return Opened(
                 reply=reply,
                 stack=stack,
@@ -181,6 +189,17 @@ class Attempts:
             headers=plan.call.headers,
             reading=reading,
         )
+
+    @asynccontextmanager
+    async def _events(
+        self, plan: Plan, engine: Engine, leg: Leg, body: Body
+    ) -> AsyncIterator[Reply]:
+        """A reply that is a stream of events; the client sees no other."""
+        async with self._open(plan, engine, leg, body) as reply:
+            kind = reply.content_type.partition(";")[0].strip().lower()
+            if kind != EVENT_STREAM:
+                raise EngineBroke(engine.name, f"a stream was asked for, {kind[:100]!r} came")
+            yield reply
 
     @contextmanager
     def _files_of(self, plan: Plan, ids: AttemptIds) -> Iterator[None]:

@@ -43,7 +43,18 @@ def to_client(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Headers of an answer; its content type is the caller's to set."""
     named = {name.lower(): value for name, value in headers}
     dropped = HOP_BY_HOP | _OURS | _named_by_connection(named)
-    return {name: value for name, value in named.items() if name not in dropped}
+    return {
+        name: value for name, value in named.items() if name not in dropped and is_sendable(value)
+    }
+
+
+def is_sendable(value: str) -> bool:
+    """Whether a header of an engine can be sent on: HTTP has Latin-1 and no control characters."""
+    try:
+        value.encode("latin-1")
+    except UnicodeEncodeError:
+        return False
+    return value.isprintable()
 
 
 def _named_by_connection(headers: Mapping[str, str]) -> frozenset[str]:

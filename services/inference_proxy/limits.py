@@ -7,6 +7,7 @@ ENGINES_MAX: Final = 1024
 ANSWER_BYTES_MAX: Final = 1 << 30  # the largest inline P/D answer seen has 48 MB
 ERROR_BYTES_MAX: Final = 64 << 10  # an engine's error body is read up to here
 EVENT_BYTES_MAX: Final = ANSWER_BYTES_MAX  # the last event of a stream carries all routing rows
+EVENTS_PER_TURN_MAX: Final = 64  # of one part of a stream, then others on the loop get their turn
 OFFLOAD_BYTES_MIN: Final = 256 << 10  # JSON and base64 above this leave the event loop
 BRANCHES_MAX: Final = 32  # token prefixes kept per session; older ones only cost asked rows
 SESSION_FILES_MAX: Final = 4096  # files remembered per session, for its discard

@@ -70,6 +70,7 @@ class Plan:
             policy_version=self.policy_version,
             run_id=self.run_id,
             request_id=request_id,
+            choices=self.choices,
         )
 
     def ids(self, attempt: int) -> AttemptIds:

@@ -4,6 +4,7 @@ No HTTP here. A request is planned once (version, session, first row wanted), th
 an attempt succeeds or ``attempts_max`` have failed; only what reached the client is remembered.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import aclosing, contextmanager
@@ -18,7 +19,7 @@ from services.inference_proxy.assembly import Outcome, Range
 from services.inference_proxy.attempts import Attempts, Opened
 from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.events import EventSplitter, EventTooLarge, write_event
-from services.inference_proxy.limits import EVENT_BYTES_MAX
+from services.inference_proxy.limits import EVENT_BYTES_MAX, EVENTS_PER_TURN_MAX
 from services.inference_proxy.metrics import Metrics
 from services.inference_proxy.offload import offload
 from services.inference_proxy.payloads import RootHandle
@@ -132,7 +133,9 @@ class GenerateService:
         try:
             async with opened.stack:  # an error inside counts against the engine
                 async for chunk in opened.reply.chunks():
-                    for event in splitter.feed(chunk):
+                    for number, event in enumerate(splitter.feed(chunk), 1):
+                        if number % EVENTS_PER_TURN_MAX == 0:
+                            await asyncio.sleep(0)  # a part may hold very many events
                         parts = await offload(_taking(relay, event), size_bytes=len(event))
                         if parts:
                             yield b"".join(parts)

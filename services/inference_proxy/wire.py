@@ -12,6 +12,7 @@ from aiohttp.payload import Payload
 from yarl import URL
 
 from services.inference_proxy.config import ProxySettings
+from services.inference_proxy.headers import is_sendable
 from services.inference_proxy.limits import ENGINES_MAX
 from services.inference_proxy.upstream import (
     EngineBroke,
@@ -60,7 +61,8 @@ class AiohttpAnswer:
         self._engine, self._response, self._slots = engine, response, slots
         self._is_open = True
         self.status = response.status
-        self.content_type = response.headers.get("content-type", "application/json")
+        content_type = response.headers.get("content-type", "application/json")
+        self.content_type = content_type if is_sendable(content_type) else "application/json"
 
     @property
     def headers(self) -> list[tuple[str, str]]:

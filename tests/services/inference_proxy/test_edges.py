@@ -154,7 +154,9 @@ async def test_rows_that_come_twice_in_a_stream_break_it() -> None:
             if b'"length"' in event:
                 yield event
 
-    engine.script.append(lambda body: StreamingResponse(twice(body)))
+    engine.script.append(
+        lambda body: StreamingResponse(twice(body), media_type="text/event-stream")
+    )
     async with running({"e0": engine}) as proxy:
         answer = await proxy.generate({**request_body(PROMPT), "stream": True})
         assert '"type":"upstream_failed"' in answer.text
@@ -168,7 +170,7 @@ async def test_an_openai_answer_that_breaks_off_breaks_off_for_the_client_too() 
         yield b"data: {}\n\n"
         raise ConnectionResetError
 
-    engine.script.append(lambda _: StreamingResponse(torn()))
+    engine.script.append(lambda _: StreamingResponse(torn(), media_type="text/event-stream"))
     async with (
         running({"e0": engine}, has_sockets=True) as proxy,
         served_proxy(proxy) as url,

@@ -93,7 +93,7 @@ async def test_prefills_rows_come_even_when_decode_names_none(tmp_path: Path) ->
         yield b"data: " + orjson.dumps({"choices": [choice]}) + b"\n\n"
         yield b'data: {"choices": [], "usage": {}}\n\ndata: [DONE]\n\n'
 
-    engines["d0"].script.append(lambda _: StreamingResponse(bare()))
+    engines["d0"].script.append(lambda _: StreamingResponse(bare(), media_type="text/event-stream"))
     async with running(engines, root=tmp_path / "root") as proxy:
         answer = await proxy.generate(streamed())
         events = events_of(answer.text)
@@ -119,7 +119,9 @@ async def cut_off(body: dict[str, Any], engine: StubEngine) -> AsyncIterator[byt
 
 async def test_a_stream_cut_off_says_so_and_leaves_no_file(tmp_path: Path) -> None:
     engine = StubEngine()
-    engine.script.append(lambda body: StreamingResponse(cut_off(body, engine)))
+    engine.script.append(
+        lambda body: StreamingResponse(cut_off(body, engine), media_type="text/event-stream")
+    )
     async with running({"e0": engine}, root=tmp_path / "root") as proxy:
         events = events_of((await proxy.generate(streamed(), session="s1")).text)
         assert events[-1]["error"]["code"] == 502
@@ -136,7 +138,8 @@ async def test_an_engines_error_event_passes_and_leaves_no_file(tmp_path: Path) 
 
     def script(body: dict[str, Any]) -> Response:
         engine.generate(body)
-        return Response(b'data: {"error": {"message": "oom", "code": 500}}\n\ndata: [DONE]\n\n')
+        content = b'data: {"error": {"message": "oom", "code": 500}}\n\ndata: [DONE]\n\n'
+        return Response(content, media_type="text/event-stream")
 
     engine.script.append(script)
     async with running({"e0": engine}, root=tmp_path / "root") as proxy:
@@ -170,7 +173,9 @@ async def test_events_come_one_by_one_and_leaving_midway_cancels(
         finally:
             closed.set()
 
-    engine.script.append(lambda body: StreamingResponse(paced(body)))
+    engine.script.append(
+        lambda body: StreamingResponse(paced(body), media_type="text/event-stream")
+    )
     async with (
         running({"e0": engine}, root=tmp_path / "root", has_sockets=True) as proxy,
         served_proxy(proxy) as url,
@@ -195,7 +200,9 @@ async def test_an_eval_stream_is_not_looked_into() -> None:
     engine = StubEngine()
     body = b'data: {"choices": [{"index": 0, "token_ids": [1], "routed_experts": "??"}]}\n\n'
     end = b'data: {"choices": [{"index": 0, "token_ids": [2], "finish_reason": "stop"}]}\n\n'
-    engine.script.append(lambda _: Response(body + end + b"data: [DONE]\n\n"))
+    engine.script.append(
+        lambda _: Response(body + end + b"data: [DONE]\n\n", media_type="text/event-stream")
+    )
     async with running({"e0": engine}) as proxy:
         answer = await proxy.http.post(GENERATE, json=streamed())
         events = events_of(answer.text)
