@@ -12,10 +12,12 @@ from sideband.errors import SidebandError
 from sideband.ids import RequestId, RunId, check_id
 from sideband.model import ModelShape
 from sideband.payload import ChoicePayload, MaskColumn, PayloadRoot, RoutingRows, write_payload
+from sideband.payload.durable import DurableFolders
 from simulation.engine.outcomes import Outcome
 from simulation.engine.wire import BadRequest, SamplingParams
 
 _FOLDER: Final = re.compile(r"v(0|[1-9][0-9]{0,8})")
+_DURABLE: Final = DurableFolders()  # the root is opened for each request, what was synced is kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,9 @@ def find_target(params: SamplingParams, root: Path | None) -> Target | None:
     run_id = extra.get("payload_run_id")
     try:
         opened = PayloadRoot.open(
-            root, run_id=None if run_id is None else RunId(check_id("payload_run_id", run_id))
+            root,
+            run_id=None if run_id is None else RunId(check_id("payload_run_id", run_id)),
+            durable=_DURABLE,
         )
     except SidebandError as exc:
         raise BadRequest(f"payload_run_id: {exc}") from exc

@@ -230,11 +230,13 @@ def locate(
 
 
 @contextmanager
-def published(root: PayloadRoot, path: PayloadPath) -> Iterator[int]:
+def published(
+    root: PayloadRoot, path: PayloadPath, *, is_size_synced: bool = False
+) -> Iterator[int]:
     """A descriptor to write the file of ``path`` to. The file appears when the block succeeds.
 
-    Written aside, synced, renamed, its folders synced. Raises WriteFailed, PathEscapesRoot; after
-    any error there is at most a staging file left.
+    Written aside, synced (``is_size_synced`` as in ``staged``), renamed, its folders synced.
+    Raises WriteFailed, PathEscapesRoot; after any error there is at most a staging file left.
     """
     file = str(path)
     with (
@@ -242,7 +244,9 @@ def published(root: PayloadRoot, path: PayloadPath) -> Iterator[int]:
         root.durable.made(root.path, path.folders, file=file) as fds,
         removed_on_error(fds[-1], path.name),
     ):
-        with staged(fds[-1], staging_name(path.name), path.name) as fd:
+        with staged(
+            fds[-1], staging_name(path.name), path.name, is_size_synced=is_size_synced
+        ) as fd:
             yield fd
         root.durable.sync(fds, path.folders)
 

@@ -161,8 +161,9 @@ class _HasGaps(Exception):  # it leaves no function of this module
 def _write_while_checking(
     request: _Request, masks: Mapping[int, Part], path: PayloadPath
 ) -> tuple[PlacedFile | None, dict[int, Ranges]]:
-    """Write the body as if no row were invalid while another thread checks; then the front.
+    """Write the body as if no row were invalid while it is checked; then the front.
 
+    Two threads help: one writes and syncs, which is mostly waiting, one checks half of the rows.
     Returns the file, or None when there were gaps after all and nothing was published; and the
     valid ranges. Raises what the checks raise, and nothing is published then either.
     """
@@ -173,11 +174,13 @@ def _write_while_checking(
     file = request.placed(whole, masks)
     ranges: dict[int, Ranges] = {}
     try:
-        with published(request.root, path) as fd, ThreadPoolExecutor(1) as pool:
-            os.lseek(fd, file.front_bytes, os.SEEK_SET)
-            written = pool.submit(write_all, fd, file.body)
+        with (
+            published(request.root, path, is_size_synced=True) as fd,
+            ThreadPoolExecutor(2) as pool,
+        ):
+            written = pool.submit(_write_body, fd, file)
             for choice, routing in request.routings:
-                ranges[choice] = valid_runs(routing, request.model)
+                ranges[choice] = valid_runs(routing, request.model, helper=pool)
             if ranges != whole:
                 raise _HasGaps
             front = file.front()
@@ -187,6 +190,14 @@ def _write_while_checking(
     except _HasGaps:
         return None, ranges
     return file, ranges
+
+
+def _write_body(fd: int, file: PlacedFile) -> None:
+    """Make the body durable, with room for the front: what is left then is to sync few bytes."""
+    os.pwrite(fd, bytes(file.front_bytes), 0)
+    os.lseek(fd, file.front_bytes, os.SEEK_SET)
+    write_all(fd, file.body)
+    os.fsync(fd)
 
 
 def _report(

@@ -36,8 +36,9 @@ def valid_rows(rows_NLK: RowArray, *, id_space: int) -> NDArray[np.bool_]:
     step = max(1, _BLOCK_IDS // (layers * top_k))
     for start in range(0, count, step):
         block = rows_NLK[start : start + step]
-        repeats = _has_repeats(block.reshape(-1, top_k)).reshape(-1, layers)
-        valid_N[start : start + step] = ~repeats.any(axis=1)
+        repeats_M = _has_repeats(block.reshape(-1, top_k))
+        if repeats_M.any():  # rare: most blocks have no gap, and by rows costs more than in all
+            valid_N[start : start + step] = ~repeats_M.reshape(-1, layers).any(axis=1)
     return valid_N
 
 
@@ -49,9 +50,15 @@ def _has_repeats(ids_MK: RowArray) -> NDArray[np.bool_]:
         found: NDArray[np.bool_] = (sorted_MK[:, 1:] == sorted_MK[:, :-1]).any(axis=1)
         return found
     columns_KM = np.ascontiguousarray(ids_MK.T)  # one contiguous vector per place in the top-k
-    repeats_M = np.zeros(columns_KM.shape[1], np.bool_)
-    for place in range(top_k - 1):
-        repeats_M |= (columns_KM[place + 1 :] == columns_KM[place]).any(axis=0)
+    # Each pair of places has a distance: all pairs of one distance are one comparison, and what
+    # they find is gathered by place, so that a single reduction is left.
+    repeats_KM = columns_KM[1:] == columns_KM[:-1]
+    room_KM = np.empty_like(repeats_KM)
+    for distance in range(2, top_k):
+        equal_KM = room_KM[: top_k - distance]
+        np.equal(columns_KM[distance:], columns_KM[: top_k - distance], out=equal_KM)
+        np.bitwise_or(repeats_KM[: top_k - distance], equal_KM, out=repeats_KM[: top_k - distance])
+    repeats_M: NDArray[np.bool_] = np.bitwise_or.reduce(repeats_KM, axis=0)
     return repeats_M
 
 
