@@ -30,6 +30,19 @@ def check_identity(hello: Hello, plan: FeedPlan, model: ModelShape | None) -> No
         raise RankRefused("other_model", f"the steps are of {model}, not of {hello.model}")
 
 
+def check_commit(step: int | None, *, last_step: int | None, plan: FeedPlan) -> None:
+    """A commit must be of a step that can have been sent.
+
+    A feed that was restarted may hold fewer steps than the one before it had sent, but that one
+    held no more than ``steps_held_max`` either. Taken as it is, a commit of a later step would let
+    that step's files go before the rank has read them.
+    """
+    if step is None or last_step is None or step <= last_step + plan.steps_held_max:
+        return
+    reason = f"commits step {step}, the last step that came is {last_step}"
+    raise RankRefused("malformed", reason)
+
+
 def check_successor(
     hello: Hello, known: RankState | None, *, generation: int, failure: Failure | None
 ) -> None:

@@ -15,6 +15,7 @@ Not thread-safe: one owner.
 """
 
 from sideband.feed.admission import (
+    check_commit,
     check_identity,
     check_successor,
     committed_after,
@@ -86,6 +87,7 @@ class Delivery:
         """A rank joins, or joins again. Raises RankRefused with a code of the protocol."""
         known = self.ranks.get(hello.global_rank)
         check_identity(hello, self.plan, self.held.model)
+        check_commit(hello.committed_step, last_step=self.held.last_step, plan=self.plan)
         check_successor(hello, known, generation=self.generation, failure=self.failure)
         recorded = self.committed.get(hello.global_rank)
         is_same = known is not None and known.instance == hello.instance
@@ -139,7 +141,11 @@ class Delivery:
         self._has_news_of_reads = True
 
     def commit(self, global_rank: int, step: int) -> Abort | None:
-        """Record a commit of ``step`` and all before; an Abort instead when that step failed."""
+        """Record a commit of ``step`` and all before; an Abort instead when that step failed.
+
+        Raises RankRefused for a step that no feed of this run can have sent.
+        """
+        check_commit(step, last_step=self.held.last_step, plan=self.plan)
         if self.failure is not None and step >= self.failure.step:
             return Abort(self.failure.step, self.failure.reason)
         self.committed[global_rank] = max(self.committed.get(global_rank, 0), step)

@@ -13,7 +13,9 @@ RANKS_MAX: Final = 1 << 16  # data × context × tensor × pipeline siblings
 STEP_MAX: Final = (1 << 31) - 1
 NAME_BYTES_MAX: Final = 256  # environment names are people's words, not ids
 CREDIT_MAX: Final = 256  # micro batches on the way to one rank
+PEER_QUEUE_MAX: Final = 4096  # messages that wait for one peer; credit keeps a rank far below
 STEPS_HELD_MAX: Final = 64  # a setting may lower it, never raise it
 WAITING_FOR_MAX: Final = 16  # ranks named in a PONG
 
+assert PEER_QUEUE_MAX >= 4 * CREDIT_MAX, "credit and its releases and answers fit"
 assert HEADER_BYTES_MAX > 1024 * 3 + 2 * REASON_CHARS_MAX, "any legal header fits"

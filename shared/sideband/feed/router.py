@@ -9,7 +9,7 @@ from typing import Final
 
 import zmq
 
-from sideband.feed.limits import HEADER_BYTES_MAX
+from sideband.feed.limits import HEADER_BYTES_MAX, PEER_QUEUE_MAX
 from sideband.feed.messages import Frame
 
 CLOSE_LINGER_MS: Final = 500  # last answers get out; a rank that is gone cannot hold us up
@@ -37,7 +37,7 @@ class Router:
         socket = self._socket
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a lost message is an error, not silence
         socket.setsockopt(zmq.MAXMSGSIZE, HEADER_BYTES_MAX)  # ranks send no bodies
-        socket.setsockopt(zmq.SNDHWM, 0)  # bounded by credit
+        socket.setsockopt(zmq.SNDHWM, PEER_QUEUE_MAX)
         socket.bind(endpoint)
 
     def receive(self) -> list[bytes] | None:
@@ -50,7 +50,8 @@ class Router:
     def send(self, connection: bytes, frames: Sequence[Frame]) -> bool:
         """False when nobody is there any more, or does not take what is sent.
 
-        Without a high-water mark the queue of a peer is never full, so the second does not happen.
+        Credit bounds what a rank has coming, far below the queue's bound: only a peer that asks
+        and never reads the answers comes to it.
         """
         socket = self._socket
         try:
