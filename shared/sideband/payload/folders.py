@@ -84,10 +84,13 @@ def open_plain(folder_fd: int, name: str, *, file: str) -> int:
 @contextmanager
 def closed_on_error(fd: int) -> Iterator[None]:
     """Closes ``fd`` unless the block succeeds: then it is the caller's."""
-    with ExitStack() as stack:
-        stack.callback(os.close, fd)
+    is_done = False  # an ExitStack costs more than opening the file
+    try:
         yield
-        stack.pop_all()
+        is_done = True
+    finally:
+        if not is_done:
+            os.close(fd)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from sideband.payload.header import (
 )
 from sideband.payload.io import read_exactly
 from sideband.payload.layout import PREFIX_BYTES
-from sideband.payload.paths import parse_path
+from sideband.payload.paths import PayloadPath, parse_path
 from sideband.payload.root import PayloadRoot
 from sideband.payload.rows import read_mask_rows, read_routing_rows
 from sideband.payload.sections import check_index, check_sections
@@ -62,7 +62,7 @@ class PayloadReader:
     def read_routing(self, segment: PayloadSegment, out: RowArray) -> None:
         """Fill ``out`` [rows, layers, top-k] (C-contiguous, the segment's dtype) with its rows."""
         assert out.shape == (segment.rows, *segment.shape), "the caller sizes the output"
-        assert out.dtype.name == segment.dtype, "the caller allocates the segment's dtype"
+        assert out.dtype == segment.dtype, "the caller allocates the segment's dtype"
         assert out.flags.c_contiguous, "rows are read in place"
         with self._files.use(segment.file) as payload:
             read_routing_rows(payload, segment, out)
@@ -97,11 +97,12 @@ class PayloadReader:
         self.close()
 
     def _open(self, file: str) -> OpenPayload:
-        fd = self._root.open_file(file)
+        path = parse_path(file, run_id=self._root.run_id)
+        fd = self._root.open_parsed(path)
         with closed_on_error(fd):
-            return self._read_front(fd, file)
+            return self._read_front(fd, file, path)
 
-    def _read_front(self, fd: int, file: str) -> OpenPayload:
+    def _read_front(self, fd: int, file: str, path: PayloadPath) -> OpenPayload:
         try:
             size_bytes = os.fstat(fd).st_size
             front = os.pread(fd, _FIRST_READ_BYTES, 0)
@@ -115,15 +116,14 @@ class PayloadReader:
         front = _grown(fd, front, front_stop, file)[:front_stop]
         index = checked_index(front, prefix, file=file)
         check_sections(header, file=file)
-        self._check_origin(header, file)
+        self._check_origin(header, file, path)
         check_index(
             header.sections, index, front_bytes=front_stop, file_bytes=prefix.file_bytes, file=file
         )
         return OpenPayload(file=file, fd=fd, header=header, sections=_opened(header, index))
 
-    def _check_origin(self, header: PayloadHeader, file: str) -> None:
+    def _check_origin(self, header: PayloadHeader, file: str, path: PayloadPath) -> None:
         """A file belongs to the run, version and request that its path names, and to the model."""
-        path = parse_path(file, run_id=self._root.run_id)
         if header.run_id != self._root.run_id:
             raise OtherRunPayload(file, found=header.run_id, expected=self._root.run_id)
         if header.policy_version != path.policy_version:

@@ -128,7 +128,11 @@ class PayloadRoot:
 
     def open_file(self, file: str) -> int:
         """A descriptor for reading ``file``. The caller closes it."""
-        path = parse_path(file, run_id=self.run_id)
+        return self.open_parsed(parse_path(file, run_id=self.run_id))
+
+    def open_parsed(self, path: PayloadPath) -> int:
+        """The same for a path of this run that ``parse_path`` made."""
+        file = str(path)
         with walked(self.path, path.folders, file=file) as folder_fd:
             return open_plain(folder_fd, path.name, file=file)
 

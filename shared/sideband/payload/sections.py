@@ -1,5 +1,7 @@
 """What a header's sections and block index must satisfy together, before any row is read."""
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +13,8 @@ from sideband.payload.errors import HeaderCorrupt, SectionsMisplaced
 from sideband.payload.header import PayloadHeader, Section
 from sideband.payload.layout import BLOCK_BYTES_MAX, aligned
 from sideband.segments import POSITION_MAX
+
+_BLOCKS_AT_ONCE: Final = 4096  # of the index as plain numbers, whatever a header claims
 
 
 def check_sections(header: PayloadHeader, *, file: str) -> None:
@@ -44,7 +48,8 @@ def _check_columns(section: Section, model: ModelShape, file: str) -> None:
     expected: tuple[object, ...]
     found = (section.dtype, section.shape, section.layer_ids)
     if section.field == "routed_experts":
-        expected = (model.row_dtype.name, model.row_shape, model.layer_ids)
+        dtype = "uint8" if model.row_dtype == np.uint8 else "uint16"
+        expected = (dtype, model.row_shape, model.layer_ids)
     elif section.field == "sampling_mask":
         expected = ("int32", (model.vocab_size,), ())
     else:
@@ -74,26 +79,35 @@ def check_index(
 
 
 def _check_blocks(section: Section, blocks: NDArray[np.void], file: str) -> None:
-    sizes, rows = blocks["size_bytes"].astype(np.int64), blocks["rows"].astype(np.int64)
-    ends = section.offset + np.cumsum(sizes)
-    if sizes.min() < 1 or rows.min() < 1 or sizes.max() > BLOCK_BYTES_MAX:
-        raise SectionsMisplaced(file, f"an empty or oversized block of {section.field}")
-    if (blocks["offset"] != (ends - sizes).astype(np.uint64)).any():
-        raise SectionsMisplaced(file, f"blocks of {section.field} overlap or leave a hole")
-    if int(ends[-1]) != section.offset + section.size_bytes or int(rows.sum()) != section.rows:
+    """One pass in plain numbers: most sections have few blocks, where arrays cost far more."""
+    size_of_row, size_of_start = _least_sizes(section)
+    reached, rows_seen = section.offset, 0
+    for first in range(0, len(blocks), _BLOCKS_AT_ONCE):
+        for offset, size_bytes, rows, _ in blocks[first : first + _BLOCKS_AT_ONCE].tolist():
+            if size_bytes < 1 or rows < 1 or size_bytes > BLOCK_BYTES_MAX:
+                raise SectionsMisplaced(file, f"an empty or oversized block of {section.field}")
+            if offset != reached:
+                raise SectionsMisplaced(file, f"blocks of {section.field} overlap or leave a hole")
+            if size_of_row and size_bytes != rows * size_of_row:
+                raise SectionsMisplaced(file, "a raw block is not its rows")
+            if size_of_start and size_bytes < (rows + 1) * size_of_start:
+                raise SectionsMisplaced(file, "a packed block lacks its starts")
+            reached += size_bytes
+            rows_seen += rows
+    if reached != section.offset + section.size_bytes or rows_seen != section.rows:
         raise SectionsMisplaced(file, f"blocks of {section.field} are not its bytes and rows")
-    _check_block_sizes(section, sizes, rows, file)
 
 
-def _check_block_sizes(
-    section: Section, sizes: NDArray[np.int64], rows: NDArray[np.int64], file: str
-) -> None:
-    """What the encodings of this reader say about a block's size. Others are refused when read."""
+def _least_sizes(section: Section) -> tuple[int, int]:
+    """What the encodings of this reader say about a block's size. Others are refused when read.
+
+    (bytes of each row of a raw block, bytes of each start of a packed one); 0 says nothing.
+    """
     kind = (section.field, section.encoding)
-    if kind == ("routed_experts", RAW.name) and (sizes != rows * row_size_bytes(section)).any():
-        raise SectionsMisplaced(file, "a raw block is not its rows")
-    if kind == ("sampling_mask", CSR_BITS.name) and (sizes < (rows + 1) * START_BYTES).any():
-        raise SectionsMisplaced(file, "a packed block lacks its starts")
+    return (
+        row_size_bytes(section) if kind == ("routed_experts", RAW.name) else 0,
+        START_BYTES if kind == ("sampling_mask", CSR_BITS.name) else 0,
+    )
 
 
 def row_size_bytes(section: Section) -> int:
