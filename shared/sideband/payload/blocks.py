@@ -36,11 +36,13 @@ class Block(NamedTuple):
 
 def blocks_of(opened: OpenSection, segment: PayloadSegment) -> list[Block]:
     """The blocks of a segment that lies within the section, in order."""
-    bounds = opened.row_bounds
     row, stop_row = segment.row, segment.row + segment.rows
-    index = int(bounds.searchsorted(row, "right")) - 1
-    end = int(bounds.searchsorted(stop_row, "left"))
-    begin = int(bounds[index])
+    index, end, begin = 0, 1, 0
+    if len(opened.index) > 1:  # a small file has one block: nothing to look for
+        bounds = opened.row_bounds
+        index = int(bounds.searchsorted(row, "right")) - 1
+        end = int(bounds.searchsorted(stop_row, "left"))
+        begin = int(bounds[index])
     found: list[Block] = []
     for offset, size_bytes, rows, stored_checksum in opened.index[index:end].tolist():
         first, last = max(row, begin), min(stop_row, begin + rows)

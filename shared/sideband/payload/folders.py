@@ -40,8 +40,10 @@ def walked(root: Path, folders: Sequence[str], *, file: str) -> Iterator[int]:
     ``file`` is named in errors: PathEscapesRoot for a link or a non-folder on the way,
     PayloadNotFound, StalePayload, ReadFailed.
     """
-    with _translated(file):
+    try:
         fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as exc:
+        raise read_error(file, exc) from exc
     try:
         for name in folders:
             fd = _step(fd, name, file)
@@ -74,8 +76,10 @@ def open_plain(folder_fd: int, name: str, *, file: str) -> int:
             raise PathEscapesRoot(file, f"{name} is not a plain file") from exc
         raise read_error(file, exc) from exc
     with closed_on_error(fd):
-        with _translated(file):
+        try:
             mode = os.fstat(fd).st_mode
+        except OSError as exc:
+            raise read_error(file, exc) from exc
         if not stat.S_ISREG(mode):
             raise PathEscapesRoot(file, f"{name} is not a plain file")
     return fd
