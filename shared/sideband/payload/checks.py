@@ -4,10 +4,7 @@ Errors: WrongRowShape, IdOutOfRange, MalformedMask, VocabularyIdOutOfRange, Unso
 SampledTokenNotKept (all PayloadRefused).
 """
 
-from concurrent.futures import Executor
-
 import numpy as np
-from numpy.typing import NDArray
 
 from sideband.masks.rows import MaskRows
 from sideband.masks.rules import first_row_without, first_unsorted_row, row_of_id, starts_agree
@@ -25,28 +22,17 @@ from sideband.routing.rows import valid_rows
 from sideband.segments import POSITION_MAX
 
 
-def valid_runs(
-    routing: RoutingRows, model: ModelShape, *, helper: Executor | None = None
-) -> list[tuple[int, int]]:
+def valid_runs(routing: RoutingRows, model: ModelShape) -> list[tuple[int, int]]:
     """The maximal ranges [first, last) of valid rows, as indices into the rows, ascending.
 
-    ``helper`` looks at half of the rows. Raises WrongRowShape, IdOutOfRange: a row that cannot be
-    the model's is refused, only a row that repeats ids is a gap.
+    Raises WrongRowShape, IdOutOfRange: a row that cannot be the model's is refused, only a row
+    that repeats ids is a gap.
     """
     _check_rows(routing, model)
-    valid_N = _valid_rows(routing.rows_NLK, model.id_space, helper)
+    valid_N = valid_rows(routing.rows_NLK, id_space=model.id_space)
     edges = np.flatnonzero(np.diff(valid_N, prepend=False, append=False))
     pairs: list[list[int]] = edges.reshape(-1, 2).tolist()
     return [(first, last) for first, last in pairs]
-
-
-def _valid_rows(rows_NLK: RowArray, id_space: int, helper: Executor | None) -> NDArray[np.bool_]:
-    if helper is None:
-        return valid_rows(rows_NLK, id_space=id_space)
-    half = len(rows_NLK) // 2
-    second = helper.submit(valid_rows, rows_NLK[half:], id_space=id_space)
-    first_N = valid_rows(rows_NLK[:half], id_space=id_space)
-    return np.concatenate([first_N, second.result()])
 
 
 def _check_rows(routing: RoutingRows, model: ModelShape) -> None:

@@ -161,9 +161,8 @@ class _HasGaps(Exception):  # it leaves no function of this module
 def _write_while_checking(
     request: _Request, masks: Mapping[int, Part], path: PayloadPath
 ) -> tuple[PlacedFile | None, dict[int, Ranges]]:
-    """Write the body as if no row were invalid while it is checked; then the front.
+    """Write and sync the body as if no row were invalid while it is checked; then the front.
 
-    Two threads help: one writes and syncs, which is mostly waiting, one checks half of the rows.
     Returns the file, or None when there were gaps after all and nothing was published; and the
     valid ranges. Raises what the checks raise, and nothing is published then either.
     """
@@ -176,11 +175,11 @@ def _write_while_checking(
     try:
         with (
             published(request.root, path, is_size_synced=True) as fd,
-            ThreadPoolExecutor(2) as pool,
+            ThreadPoolExecutor(1) as pool,
         ):
             written = pool.submit(_write_body, fd, file)
             for choice, routing in request.routings:
-                ranges[choice] = valid_runs(routing, request.model, helper=pool)
+                ranges[choice] = valid_runs(routing, request.model)
             if ranges != whole:
                 raise _HasGaps
             front = file.front()
@@ -196,7 +195,8 @@ def _write_body(fd: int, file: PlacedFile) -> None:
     """Make the body durable, with room for the front: what is left then is to sync few bytes."""
     os.pwrite(fd, bytes(file.front_bytes), 0)
     os.lseek(fd, file.front_bytes, os.SEEK_SET)
-    write_all(fd, file.body)
+    for buffer in file.body:  # by blocks: a long call keeps its core from all other threads
+        write_all(fd, [buffer])
     os.fsync(fd)
 
 
