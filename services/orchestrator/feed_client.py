@@ -57,7 +57,10 @@ class _HeldStep(msgspec.Struct, frozen=True):
     step: int
 
 
-class _HeldSteps(msgspec.Struct, frozen=True):
+class HeldSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """What the feed's process ``feed_instance`` holds; another one holds nothing of it."""
+
+    feed_instance: str
     steps: list[_HeldStep]
 
 
@@ -73,14 +76,20 @@ class FeedClient:
         self._http, self._url = http, url
         self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
 
-    async def put_step(self, step: int, body: bytes) -> None:
-        """Hand a step over. Raises FeedBusy, FeedCallFailed, StepRejected."""
-        answer = await self._call(
-            "PUT", f"/v1/steps/{step}", content=body, content_type=STEP_CONTENT_TYPE
-        )
+    async def put_step(self, step: int, body: bytes, *, feed_instance: str | None = None) -> None:
+        """Hand a step over, with ``feed_instance`` only to that process of the feed.
+
+        Raises FeedBusy, FeedCallFailed (another process answered, too), StepRejected.
+        """
+        headers = {"content-type": STEP_CONTENT_TYPE}
+        if feed_instance is not None:
+            headers["sideband-feed-instance"] = feed_instance
+        answer = await self._call("PUT", f"/v1/steps/{step}", content=body, headers=headers)
         if answer.is_success:
             return
         problem = _problem(answer)
+        if answer.status_code == httpx.codes.PRECONDITION_FAILED:
+            raise FeedCallFailed(problem.detail)
         if answer.status_code in LATER_STATUSES:
             raise FeedBusy(problem.detail, retry_after_s=_retry_after_s(answer))
         raise StepRejected(
@@ -92,10 +101,9 @@ class FeedClient:
         answer = await self._get("/v1/acknowledgements")
         return _decoded(answer, Acknowledgements)
 
-    async def held_steps(self) -> frozenset[int]:
+    async def held_steps(self) -> HeldSteps:
         """The steps that the feed holds. Raises FeedCallFailed."""
-        answer = await self._get("/v1/steps")
-        return frozenset(held.step for held in _decoded(answer, _HeldSteps).steps)
+        return _decoded(await self._get("/v1/steps"), HeldSteps)
 
     async def end(self) -> None:
         """No more steps will come. Raises FeedCallFailed."""
@@ -110,14 +118,11 @@ class FeedClient:
         return answer
 
     async def _call(
-        self, method: str, path: str, *, content: bytes = b"", content_type: str | None = None
+        self, method: str, path: str, *, content: bytes = b"", headers: dict[str, str] | None = None
     ) -> httpx.Response:
-        headers = dict(self._headers)
-        if content_type:
-            headers["content-type"] = content_type
         try:
             return await self._http.request(
-                method, self._url + path, content=content, headers=headers
+                method, self._url + path, content=content, headers=self._headers | (headers or {})
             )
         except httpx.HTTPError as exc:
             raise FeedCallFailed(f"{method} {path}: {type(exc).__name__} {exc}") from exc

@@ -90,10 +90,11 @@ async def _ship_all(service: Orchestrator, feed: FeedClient) -> None:
             return
         try:
             # A feed that was started anew takes any step as its first: what it lost goes first.
-            await poll_feed_once(service, feed)
+            # Only the process that was asked may take it, should the feed start anew in between.
+            instance = await poll_feed_once(service, feed)
             if stepping.unsent(service.book) is not record:
                 continue
-            await feed.put_step(record.step, record.body)
+            await feed.put_step(record.step, record.body, feed_instance=instance)
         except StepRejected as exc:
             await service.stop(str(exc))
             return
@@ -146,19 +147,23 @@ async def poll_feed(service: Orchestrator, feed: FeedClient) -> None:
             log.warning("feed_poll_failed", error=str(exc))
 
 
-async def poll_feed_once(service: Orchestrator, feed: FeedClient) -> None:
-    """One poll. Raises FeedCallFailed."""
+async def poll_feed_once(service: Orchestrator, feed: FeedClient) -> str | None:
+    """One poll; which process of the feed holds what was shipped. None: nothing is shipped.
+
+    Raises FeedCallFailed.
+    """
     book = service.book
     shipped = {r.step for r in book.steps.values() if r.state is StepState.SHIPPED}
     if not shipped:
-        return
+        return None
     # Held steps are asked for first: one that is committed in between is then in the second
     # answer, and never taken for lost.
-    held = await feed.held_steps()
+    answer = await feed.held_steps()
+    held = frozenset(one.step for one in answer.steps)
     acknowledged = await feed.acknowledgements()
     if acknowledged.run_id != book.rules.run_id:
         await service.stop(f"the feed serves run {acknowledged.run_id}")
-        return
+        return None
     if acknowledged.failed != service.feed_failure:
         service.feed_failure = acknowledged.failed
         log.warning("feed_failure_changed", failure=acknowledged.failed)
@@ -172,6 +177,7 @@ async def poll_feed_once(service: Orchestrator, feed: FeedClient) -> None:
     if again:
         service.metrics.steps_resent_total.inc(len(again))
         log.warning("feed_lost_steps", steps=again)
+    return answer.feed_instance
 
 
 async def poll_proxy(service: Orchestrator, proxy: ProxyClient) -> None:

@@ -3,11 +3,12 @@
 import asyncio
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 
 from services.kit.problems import responses
 from services.trainer_feed.errors import (
     FeedBusy,
+    FeedRestarted,
     StepConflicts,
     StepMalformed,
     UnknownStep,
@@ -44,6 +45,15 @@ async def _service(request: Request) -> FeedService:
 
 
 ServiceDep = Annotated[FeedService, Depends(_service)]
+ExpectedInstance = Annotated[
+    str | None,
+    Header(
+        alias="Sideband-Feed-Instance",
+        max_length=64,
+        description="Take the step only if the feed is still this process, as an answer named it.",
+        examples=["5f2b1c"],
+    ),
+]
 StepPath = Annotated[int, Path(ge=1, le=STEP_MAX, description="The step.", examples=[12])]
 
 
@@ -55,15 +65,21 @@ StepPath = Annotated[int, Path(ge=1, le=STEP_MAX, description="The step.", examp
     openapi_extra=STEP_BODY,
     responses={
         200: {"model": StepReceipt, "description": "It was taken before, with the same content."},
-        **responses(WrongContentType, StepMalformed, StepConflicts, FeedBusy),
+        **responses(WrongContentType, FeedRestarted, StepMalformed, StepConflicts, FeedBusy),
     },
 )
 async def put_step(
-    step: StepPath, request: Request, response: Response, service: ServiceDep
+    step: StepPath,
+    request: Request,
+    response: Response,
+    service: ServiceDep,
+    expected: ExpectedInstance = None,
 ) -> StepReceipt:
     """Steps come one by one. Idempotent: repeat it until it succeeds. The feed holds a step in
-    memory until every rank has committed it.
+    memory until every rank has committed it. A feed that was started anew takes any step as its
+    first: the header keeps it from taking one that must follow what it has lost.
     """
+    service.check_instance(expected)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != STEP_CONTENT_TYPE:
         raise WrongContentType(f"The body is {kind or 'nothing'}, must be {STEP_CONTENT_TYPE}.")
@@ -78,6 +94,7 @@ async def put_step(
         digest=receipt.digest,
         micro_batch_count=receipt.micro_batch_count,
         is_new=receipt.is_new,
+        feed_instance=service.instance,
     )
 
 

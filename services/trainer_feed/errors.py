@@ -6,6 +6,7 @@
     ├── WrongContentType 415     a step body is application/vnd.sideband.step+msgpack
     ├── StepMalformed 422        MalformedStep, UnreadableStep: the element is named
     ├── StepConflicts 409        other_run, other_grid, step_conflict, step_out_of_order, ended
+    ├── FeedRestarted 412        the caller counts on steps that another process of the feed held
     ├── FeedBusy 503             full or paused: Retry-After says when to come again
     └── UnknownStep 404
 """
@@ -47,6 +48,12 @@ class StepConflicts(Problem):
     """A step that this feed never takes."""
 
     status, code, title = 409, "step_conflict", "Step refused"
+
+
+class FeedRestarted(Problem):
+    """The step was meant for another process of the feed. Ask what this one holds, then repeat."""
+
+    status, code, title = 412, "feed_restarted", "Feed was started anew"
 
 
 class FeedBusy(Problem):

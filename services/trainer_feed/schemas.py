@@ -1,10 +1,18 @@
 """What the feed's routes say, for people and generated clients."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
 FeedState = Literal["waiting_for_ranks", "streaming", "paused", "failed", "ending", "drained"]
+FeedInstance = Annotated[
+    str,
+    Field(
+        description="The feed's process: another one means that it was started anew and has "
+        "forgotten what it held.",
+        examples=["5f2b1c"],
+    ),
+]
 
 
 class StepReceipt(BaseModel):
@@ -14,6 +22,7 @@ class StepReceipt(BaseModel):
     digest: str = Field(description="sha256 of the body.", examples=["9f86d081884c7d65"])
     micro_batch_count: int = Field(description="Micro batches of each data rank.", examples=[8])
     is_new: bool = Field(description="False for a repeat of what was taken.", examples=[True])
+    feed_instance: FeedInstance
 
 
 class StepView(BaseModel):
@@ -33,6 +42,7 @@ class StepsView(BaseModel):
     steps: list[StepView] = Field(description="Each held step.", examples=[[]])
     last_step: int | None = Field(description="The last step taken.", examples=[12])
     steps_held_max: int = Field(description="As many are held at most.", examples=[4])
+    feed_instance: FeedInstance
 
 
 class RankView(BaseModel):
@@ -91,6 +101,7 @@ class Acknowledgements(BaseModel):
     last_step: int | None = Field(description="The last step taken.", examples=[12])
     ranks: list[RankCommit] = Field(description="Each rank that has committed.", examples=[[]])
     failed: FailureView | None = Field(description="A failed step, if any.", examples=[None])
+    feed_instance: FeedInstance
 
 
 class FeedView(BaseModel):

@@ -3,8 +3,9 @@
 import time
 from collections.abc import Callable
 from typing import Final
+from uuid import uuid4
 
-from services.trainer_feed.errors import UnknownStep
+from services.trainer_feed.errors import FeedRestarted, UnknownStep
 from services.trainer_feed.schemas import (
     Acknowledgements,
     FailureView,
@@ -28,6 +29,15 @@ class FeedService:
     def __init__(self, server: FeedServer, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._server, self._clock = server, clock
         self._delivery = server.delivery
+        self.instance = uuid4().hex  # fresh for each process, as what is held is
+
+    def check_instance(self, expected: str | None) -> None:
+        """Raise FeedRestarted unless the caller means this process, or any."""
+        if expected is not None and expected != self.instance:
+            raise FeedRestarted(
+                f"The feed is {self.instance} now: what {expected} held is gone.",
+                feed_instance=self.instance,
+            )
 
     async def put(self, body: bytes, *, step: int) -> PutReceipt:
         """Take a step; idempotent. Raises what ``FeedServer.put`` does."""
@@ -40,6 +50,7 @@ class FeedService:
             steps=[self.step(step) for step in held.steps],
             last_step=held.last_step,
             steps_held_max=self._delivery.plan.steps_held_max,
+            feed_instance=self.instance,
         )
 
     def step(self, step: int) -> StepView:
@@ -112,6 +123,7 @@ class FeedService:
             failed=None
             if failure is None
             else FailureView(step=failure.step, global_rank=failure.rank, reason=failure.reason),
+            feed_instance=self.instance,
         )
 
     def end(self) -> FeedView:

@@ -53,6 +53,11 @@ class ManualClock:
         return self.now_s
 
 
+def refusal(status: int, code: str, **headers: str) -> httpx.Response:
+    """What a service answers when it will not."""
+    return httpx.Response(status, json={"code": code, "detail": code}, headers=headers)
+
+
 @dataclass
 class StubFeed:
     """Takes steps as the feed does; a test commits them, fails it or makes it forget."""
@@ -66,6 +71,8 @@ class StubFeed:
     failed: dict[str, Any] | None = None
     is_down: bool = False
     has_ended: bool = False
+    instance: str = "feed-1"
+    restarts_before_put: bool = False
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         if self.is_down:
@@ -74,14 +81,22 @@ class StubFeed:
         if request.method == "PUT" and path.startswith("/v1/steps/"):
             if self.refusals:
                 return self.refusals.pop(0)
+            if self.restarts_before_put:
+                self.restarts_before_put = False
+                self.forget()
+            if request.headers.get("sideband-feed-instance", self.instance) != self.instance:
+                return refusal(412, "feed_restarted")
             step = decode_step(request.content)
             assert step.step == int(path.rsplit("/", 1)[1])
+            if self.held and step.step not in {*self.held, max(self.held) + 1}:
+                return refusal(409, "step_out_of_order")
             self.steps[step.step] = step
             self.taken.append(step.step)
             self.held.add(step.step)
             return httpx.Response(201, json={})
         if path == "/v1/steps":
-            return httpx.Response(200, json={"steps": [{"step": step} for step in self.held]})
+            steps = [{"step": step} for step in self.held]
+            return httpx.Response(200, json={"feed_instance": self.instance, "steps": steps})
         if path == "/v1/acknowledgements":
             body = {
                 "run_id": self.run_id,
@@ -102,6 +117,7 @@ class StubFeed:
     def forget(self) -> None:
         """The feed is started anew and knows nothing."""
         self.held, self.committed_step = set(), None
+        self.instance = f"feed-{int(self.instance.removeprefix('feed-')) + 1}"
 
 
 @dataclass

@@ -13,6 +13,7 @@ from tests.services.orchestrator.support import (
     files_of,
     orchestrator,
     plain_turn,
+    refusal,
 )
 
 
@@ -21,10 +22,6 @@ async def collect(bench: Bench, *names: str) -> None:
         await bench.lease(name)
         answer = await bench.deliver(name, plain_turn(f"{name}.t0", [1, 2], [3]))
         assert answer.json()["accepted"] is True, answer.text
-
-
-def refusal(status: int, code: str, **headers: str) -> httpx.Response:
-    return httpx.Response(status, json={"code": code, "detail": code}, headers=headers)
 
 
 async def test_a_step_is_sent_again_until_the_feed_takes_it(tmp_path: Path) -> None:
@@ -86,6 +83,19 @@ async def test_what_the_feed_lost_is_sent_again_in_order_before_anything_newer(
             lambda: bench.service.book.steps[4].state == "acknowledged", "all is done"
         )
         assert await bench.metric("orchestrator_steps_resent_total") == 2
+
+
+async def test_a_feed_that_restarts_between_poll_and_put_takes_nothing_out_of_order(
+    tmp_path: Path,
+) -> None:
+    async with orchestrator(tmp_path, by_handle=False, steps_ahead_max=9) as bench:
+        await collect(bench, "r0", "r1")
+        await bench.until(lambda: bench.feed.taken == [1, 2], "two steps are taken")
+        bench.feed.restarts_before_put = True
+        await collect(bench, "r2")
+        await bench.until(lambda: len(bench.feed.taken) == 5, "the lost steps are sent first")
+        assert bench.feed.taken == [1, 2, 1, 2, 3]
+        assert (await bench.run())["phase"] == "running"
 
 
 async def test_only_so_many_steps_are_built_ahead_of_the_ranks(tmp_path: Path) -> None:

@@ -44,8 +44,10 @@ def step_of(number: int, **changes: Any) -> Step:
     )
 
 
-async def put(client: httpx.AsyncClient, step: Step) -> httpx.Response:
-    return await client.put(f"/v1/steps/{step.step}", content=encode_step(step), headers=BINARY)
+async def put(client: httpx.AsyncClient, step: Step, **headers: str) -> httpx.Response:
+    return await client.put(
+        f"/v1/steps/{step.step}", content=encode_step(step), headers={**BINARY, **headers}
+    )
 
 
 def rank(endpoint: str, cp_rank: int, **options: Any) -> RankFeed:
@@ -249,3 +251,20 @@ def test_settings_out_of_range_fail_at_start(changes: dict[str, Any]) -> None:
 def test_siblings_count_as_ranks_of_their_own() -> None:
     assert settings(dp_size=2, cp_size=2, rank_count=8).plan().rank_count == 8
     assert settings(dp_size=2, cp_size=2).plan().rank_count == 4
+
+
+async def test_a_step_meant_for_another_process_of_the_feed_is_not_taken() -> None:
+    async with running() as (client, _):
+        before = (await client.get("/v1/steps")).json()["feed_instance"]
+        receipt = await put(client, step_of(1), **{"sideband-feed-instance": before})
+        assert receipt.status_code == 201
+        assert receipt.json()["feed_instance"] == before
+    async with running() as (client, _):
+        answer = await put(client, step_of(2), **{"sideband-feed-instance": before})
+        assert answer.status_code == 412
+        assert answer.json()["code"] == "feed_restarted"
+        held = (await client.get("/v1/steps")).json()
+        assert held["steps"] == []
+        assert answer.json()["feed_instance"] == held["feed_instance"] != before
+        assert (await client.get("/v1/acknowledgements")).json()["feed_instance"] != before
+        assert (await put(client, step_of(1))).status_code == 201
