@@ -4,14 +4,16 @@ A block is verified while it is still in the cache that the read put it in: veri
 segment late would fetch its bytes from memory twice.
 """
 
+import os
 import threading
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from sideband.payload.errors import ChecksumMismatch
+from sideband.payload.errors import ChecksumMismatch, read_error
 from sideband.payload.handles import OpenPayload, OpenSection
-from sideband.payload.io import read_into
-from sideband.payload.layout import BLOCK_BYTES_TARGET, checksum
+from sideband.payload.io import read_exactly
+from sideband.payload.layout import BLOCK_BYTES_TARGET, block_checksum
 from sideband.segments import PayloadSegment
 
 
@@ -28,10 +30,7 @@ class Block(NamedTuple):
     start: int
     stop: int
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the segment wants all of its rows."""
-        return self.last - self.first == self.rows
+    is_whole: bool  # the segment wants all of its rows
 
 
 def blocks_of(opened: OpenSection, segment: PayloadSegment) -> list[Block]:
@@ -40,9 +39,9 @@ def blocks_of(opened: OpenSection, segment: PayloadSegment) -> list[Block]:
     index, end, begin = 0, 1, 0
     if len(opened.index) > 1:  # a small file has one block: nothing to look for
         bounds = opened.row_bounds
-        index = int(bounds.searchsorted(row, "right")) - 1
-        end = int(bounds.searchsorted(stop_row, "left"))
-        begin = int(bounds[index])
+        index = bisect_right(bounds, row) - 1
+        end = bisect_left(bounds, stop_row, index)
+        begin = bounds[index]
     found: list[Block] = []
     for offset, size_bytes, rows, stored_checksum in opened.index[index:end].tolist():
         first, last = max(row, begin), min(stop_row, begin + rows)
@@ -57,6 +56,7 @@ def blocks_of(opened: OpenSection, segment: PayloadSegment) -> list[Block]:
                 last - begin,
                 first - row,
                 last - row,
+                last - first == rows,
             )
         )
         begin += rows
@@ -70,8 +70,13 @@ def read_verified(payload: OpenPayload, block: Block, stored: memoryview) -> Non
     Raises ChecksumMismatch, PayloadTruncated, StalePayload, ReadFailed; what ``stored`` holds then
     is undefined.
     """
-    read_into(payload.fd, stored, block.offset, file=payload.file)
-    if checksum(stored) != block.checksum:
+    try:
+        count = os.preadv(payload.fd, (stored,), block.offset)
+    except OSError as exc:
+        raise read_error(payload.file, exc) from exc
+    if count < block.size_bytes:  # a partial read, or the end of the file
+        read_exactly(payload.fd, [stored[count:]], block.offset + count, file=payload.file)
+    if block_checksum(stored) != block.checksum:
         raise ChecksumMismatch(payload.file, block=block.number, offset=block.offset)
 
 

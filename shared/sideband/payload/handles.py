@@ -2,9 +2,9 @@
 
 import os
 import threading
+from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -22,11 +22,14 @@ class OpenSection:
     index: NDArray[np.void]
 
     @cached_property
-    def row_bounds(self) -> NDArray[np.int64]:
-        """Made when a segment is read: most readers of a file need one section of it."""
+    def row_bounds(self) -> "array[int]":
+        """Made when a segment is read: most readers of a file need one section of it.
+
+        Eight bytes per entry, and ``bisect`` finds a row in it without making numpy scalars.
+        """
         bounds = np.zeros(len(self.index) + 1, np.int64)
         np.cumsum(self.index["rows"], out=bounds[1:])
-        return bounds
+        return array("q", bounds.tobytes())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -61,18 +64,12 @@ class OpenFiles:
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
 
-    @contextmanager
-    def use(self, file: str) -> Iterator[OpenPayload]:
-        """The open file, which stays open until the block is left. Raises what opening raises."""
-        entry = self._acquire(file)
-        try:
-            with entry.opening:
-                if entry.payload is None:
-                    entry.payload = self._open_payload(file)
-                payload = entry.payload
-            yield payload
-        finally:
-            self._release(file, entry)
+    def use(self, file: str) -> "_Use":
+        """For ``with``: the open file, which stays open until the block is left.
+
+        Entering raises what opening raises.
+        """
+        return _Use(self, file)
 
     def forget(self, file: str) -> None:
         """Drop one file: the next use opens it anew. Running reads keep the old descriptor."""
@@ -93,10 +90,19 @@ class OpenFiles:
 
     def _acquire(self, file: str) -> _Entry:
         with self._lock:
-            entry = self._entries.setdefault(file, _Entry())
-            self._entries.move_to_end(file)
+            entry = self._entries.get(file)
+            if entry is None:
+                entry = self._entries[file] = _Entry()
+            else:
+                self._entries.move_to_end(file)
             entry.users += 1
             return entry
+
+    def _opened(self, entry: _Entry, file: str) -> OpenPayload:
+        with entry.opening:
+            if entry.payload is None:
+                entry.payload = self._open_payload(file)
+            return entry.payload
 
     def _release(self, file: str, entry: _Entry) -> None:
         with self._lock:
@@ -122,3 +128,30 @@ class OpenFiles:
         if entry.users == 0 and entry.payload is not None:
             os.close(entry.payload.fd)
             entry.payload = None
+
+
+class _Use:
+    """One use of a file. A class, since a generator costs more than the whole look-up."""
+
+    __slots__ = ("_entry", "_file", "_files")
+
+    def __init__(self, files: OpenFiles, file: str) -> None:
+        self._files, self._file = files, file
+
+    def __enter__(self) -> OpenPayload:
+        self._entry = self._files._acquire(self._file)
+        payload = self._entry.payload  # once set it stays while the entry has users
+        return payload if payload is not None else self._open()
+
+    def _open(self) -> OpenPayload:
+        is_open = False
+        try:
+            payload = self._files._opened(self._entry, self._file)
+            is_open = True
+            return payload
+        finally:
+            if not is_open:
+                self._files._release(self._file, self._entry)
+
+    def __exit__(self, *_: object) -> None:
+        self._files._release(self._file, self._entry)

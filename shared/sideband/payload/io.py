@@ -51,16 +51,6 @@ def read_exactly(fd: int, buffers: Sequence[Buffer], offset: int, *, file: str) 
             pending[first] = pending[first][count:]
 
 
-def read_into(fd: int, view: memoryview, offset: int, *, file: str) -> None:
-    """``read_exactly`` into one buffer of bytes, which is the common case and costs one call."""
-    try:
-        count = os.preadv(fd, [view], offset)
-    except OSError as exc:
-        raise read_error(file, exc) from exc
-    if count < len(view):
-        read_exactly(fd, [view[count:]], offset + count, file=file)
-
-
 def _bytes_of(buffer: Buffer) -> memoryview:
     view = memoryview(buffer)
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")

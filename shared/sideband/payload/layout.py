@@ -48,3 +48,6 @@ def checksum(*buffers: Buffer) -> int:
     for buffer in buffers:
         digest.update(buffer)
     return digest.intdigest()
+
+
+block_checksum: Final = xxhash.xxh3_64_intdigest  # of one buffer, for a loop over blocks

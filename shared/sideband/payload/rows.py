@@ -19,7 +19,7 @@ from sideband.payload.errors import (
     UnsupportedEncoding,
 )
 from sideband.payload.handles import OpenPayload, OpenSection
-from sideband.payload.header import Run
+from sideband.payload.header import Run, Section
 from sideband.segments import Field, PayloadSegment
 
 
@@ -81,23 +81,37 @@ def _section_of(payload: OpenPayload, segment: PayloadSegment, field: Field) -> 
         offsets = sorted(payload.sections)
         raise SegmentMismatch(file, part="offset", found=segment.offset, expected=offsets)
     section = opened.section
-    for part, expected in (
-        ("field", field),  # a caller may ask for masks with a segment of routing
-        ("field", section.field),
-        ("dtype", section.dtype),
-        ("shape", section.shape),
+    if not (  # a caller may ask for masks with a segment of routing
+        field == segment.field == section.field
+        and segment.dtype == section.dtype
+        and segment.shape == section.shape
     ):
-        found = getattr(segment, part)
-        if found != expected:
-            raise SegmentMismatch(file, part=part, found=found, expected=expected)
+        raise _mismatch(file, segment, section, field)
     first, stop = segment.row, segment.row + segment.rows
     if stop > section.rows:
         raise SegmentBeyondSection(file, row=first, rows=segment.rows, section_rows=section.rows)
-    _, run_row, run_rows = section.runs[bisect_right(section.runs, first, key=_row_of_run) - 1]
+    run = 0 if len(section.runs) == 1 else bisect_right(section.runs, first, key=_row_of_run) - 1
+    _, run_row, run_rows = section.runs[run]
     if not run_row <= first < stop <= run_row + run_rows:
         expected = "rows without a gap between them"
         raise SegmentMismatch(file, part="rows", found=(first, stop), expected=expected)
     return opened
+
+
+def _mismatch(
+    file: str, segment: PayloadSegment, section: Section, field: Field
+) -> SegmentMismatch:
+    """The first part in which the segment, what is asked for, and the section differ."""
+    if segment.field != field:
+        return SegmentMismatch(file, part="field", found=segment.field, expected=field)
+    part = next(
+        part
+        for part in ("field", "dtype", "shape")
+        if getattr(segment, part) != getattr(section, part)
+    )
+    return SegmentMismatch(
+        file, part=part, found=getattr(segment, part), expected=getattr(section, part)
+    )
 
 
 def _row_of_run(run: Run) -> int:
