@@ -8,8 +8,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from services.orchestrator.collecting import Delivery
 from services.orchestrator.errors import (
     MalformedTurn,
@@ -23,13 +21,12 @@ from services.orchestrator.records import DropReason, Lease, Tally
 from services.orchestrator.turns import TurnRules, file_problem, read_turn
 from services.orchestrator.wire import RolloutWire, encode_rollout
 from sideband.batch.rollouts import MixedForms as MixedFormsInput
-from sideband.batch.rollouts import check_routing, samples_of, truncate
+from sideband.batch.rollouts import check_routing, samples_of, tokens_with_masks, truncate
 from sideband.batch.types import Sample, Turn
 from sideband.errors import InvalidInput
 from sideband.ids import RolloutId, RunId
-from sideband.masks.rows import MaskRows
 from sideband.model import ModelShape
-from sideband.segments import InlineSegment, PayloadSegment, by_field, holes
+from sideband.segments import PayloadSegment, by_field, holes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +179,7 @@ def _with_turns(tally: Tally, turns: Sequence[Turn]) -> Tally:
     for turn in turns:
         if turn.is_truncating:
             positions += int(turn.sampled_C.sum())
-            rows += _mask_rows(turn)
+            rows += tokens_with_masks(turn)
         routing = by_field(turn.segments, "routed_experts")
         if routing:
             first = min(segment.pos for segment in routing)
@@ -190,16 +187,3 @@ def _with_turns(tally: Tally, turns: Sequence[Turn]) -> Tally:
             missing = holes(routing, start=first, stop=max(first, tokens - 1))
             invalid += sum(stop - start for start, stop in missing)
     return replace(tally, mask_positions=positions, mask_rows=rows, rows_invalid=invalid)
-
-
-def _mask_rows(turn: Turn) -> int:
-    """Sampled tokens that have a kept set; inline, an empty one is none."""
-    prompt_tokens = len(turn.prompt_token_ids_P)
-    has_mask_C = np.zeros(len(turn.completion_token_ids_C), np.bool_)
-    for segment in by_field(turn.segments, "sampling_mask"):
-        window = slice(segment.pos - prompt_tokens, segment.stop - prompt_tokens)
-        if isinstance(segment, InlineSegment) and isinstance(segment.data, MaskRows):
-            has_mask_C[window] = np.diff(segment.data.starts_N) > 0
-        else:
-            has_mask_C[window] = True
-    return int((has_mask_C & turn.sampled_C).sum())

@@ -209,6 +209,34 @@ async def test_recorded_pairs_reach_every_rank_merged(tmp_path: Path, is_by_hand
         check_all(await finish(way), facts)
 
 
+@pytest.mark.parametrize("is_by_handle", [False, True], ids=["inline", "handle"])
+async def test_kept_sets_that_the_engine_left_empty_are_missing_in_both_forms(
+    tmp_path: Path, is_by_handle: bool
+) -> None:
+    """P62: the same tokens are counted as without a mask, and replay nothing at the ranks."""
+    root = tmp_path / "root" if is_by_handle else None
+    name = "0.32-p17_m16"
+    answer, body = recorded(f"{name}.response"), recorded(f"{name}.request")
+    choice = answer["choices"][0]
+    for token in (0, 5, 6, 15):
+        choice["sampling_mask"][token] = []
+    engine = StubEngine()
+    engine.script.append(replay(answer, root))
+    async with running_way(
+        {"c0": engine}, root=root, model_config=CONFIG, cp_size=2, seq_len=2048, step_rollouts=1
+    ) as way:
+        await roll_out(way, name, body)
+        metrics = (await way.orchestrator.get("/metrics")).text.splitlines()
+        assert "orchestrator_masks_missing_total 4.0" in metrics
+        fact = {
+            "tokens": [*body["token_ids"], *choice["token_ids"]],
+            "prompt_tokens": len(body["token_ids"]),
+            "rows": numpy_rows(answer),
+            "masks": choice["sampling_mask"],
+        }
+        check_all(await finish(way), {name.replace("_", "-"): fact})
+
+
 def test_the_recordings_are_there() -> None:
     assert len(SINGLE) >= 10
     assert len(PAIRS) == 5

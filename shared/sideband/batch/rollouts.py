@@ -164,7 +164,7 @@ def _report(
     without_routing: list[RequestId] = []
     without_mask: list[RequestId] = []
     for turn in turns:
-        sampled, masked = int(turn.sampled_C.sum()), _masked_tokens(turn)
+        sampled, masked = int(turn.sampled_C.sum()), tokens_with_masks(turn)
         sampled_tokens += sampled
         masked_tokens += masked
         if _stop(turn) > 1 and not by_field(turn.segments, "routed_experts"):
@@ -181,8 +181,8 @@ def _report(
     )
 
 
-def _masked_tokens(turn: Turn) -> int:
-    """Sampled tokens that a mask segment covers; inline, an empty row covers nothing."""
+def tokens_with_masks(turn: Turn) -> int:
+    """Sampled tokens that have a kept set; a row without ids is none."""
     first = len(turn.prompt_token_ids_P)
     covered_C = np.zeros(len(turn.completion_token_ids_C), np.bool_)
     for segment in by_field(turn.segments, "sampling_mask"):

@@ -21,7 +21,7 @@ from sideband.engines.npy import (
 )
 from sideband.errors import InvalidInput
 from sideband.masks.rows import MaskRows
-from sideband.masks.rules import first_row_without, first_unsorted_row
+from sideband.masks.rules import first_row_without, first_unsorted_row, runs_with_ids
 from sideband.model import LAYERS_MAX, ModelShape
 from sideband.payload.checks import valid_runs
 from sideband.payload.columns import ChoicePayload, MaskColumn, RoutingRows
@@ -206,7 +206,8 @@ def _check_members(masks: MaskRows, sampled_C: NDArray[np.int32]) -> None:
 def segments_of(payload: ChoicePayload, model: ModelShape) -> tuple[InlineSegment, ...]:
     """Inline segments of exactly the rows that a file written from ``payload`` holds.
 
-    Invalid routing rows are gaps. Raises what the writer raises for routing rows.
+    Invalid routing rows and kept sets without ids are gaps. Raises what the writer raises for
+    routing rows.
     """
     segments: list[InlineSegment] = []
     if payload.routing is not None:
@@ -215,9 +216,12 @@ def segments_of(payload: ChoicePayload, model: ModelShape) -> tuple[InlineSegmen
             InlineSegment(field="routed_experts", pos=pos + first, data=rows[first:last])
             for first, last in valid_runs(payload.routing, model)
         ]
-    if payload.masks is not None and len(payload.masks.masks):
-        masks = payload.masks
-        segments.append(InlineSegment(field="sampling_mask", pos=masks.pos, data=masks.masks))
+    if payload.masks is not None:
+        pos, masks = payload.masks.pos, payload.masks.masks
+        segments += [
+            InlineSegment(field="sampling_mask", pos=pos + first, data=masks.slice(first, last))
+            for first, last in runs_with_ids(masks)
+        ]
     return tuple(segments)
 
 

@@ -35,6 +35,13 @@ class MaskRows:
         first, last = self.starts_N[start], self.starts_N[stop]
         return MaskRows(self.starts_N[start : stop + 1] - first, self.ids_M[first:last])
 
+    def with_ids(self) -> "MaskRows":
+        """The rows that keep ids, in order; shares memory of the ids."""
+        has_ids_N = self.starts_N[1:] > self.starts_N[:-1]
+        if has_ids_N.all():
+            return self
+        return MaskRows(np.append(self.starts_N[:-1][has_ids_N], self.starts_N[-1]), self.ids_M)
+
     def equals(self, other: "MaskRows") -> bool:
         """Bitwise equality of both arrays."""
         return np.array_equal(self.starts_N, other.starts_N) and np.array_equal(

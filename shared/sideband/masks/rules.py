@@ -22,6 +22,14 @@ def starts_agree(masks: MaskRows) -> bool:
     )
 
 
+def runs_with_ids(masks: MaskRows) -> list[tuple[int, int]]:
+    """The maximal ranges [first, last) of rows that keep ids, ascending."""
+    has_ids_N = masks.starts_N[1:] > masks.starts_N[:-1]
+    edges = np.flatnonzero(np.diff(has_ids_N, prepend=False, append=False))
+    pairs: list[list[int]] = edges.reshape(-1, 2).tolist()
+    return [(first, last) for first, last in pairs]
+
+
 def row_of_each_id(masks: MaskRows) -> NDArray[np.int64]:
     """For each kept id, the row that keeps it."""
     return np.repeat(np.arange(len(masks), dtype=np.int64), np.diff(masks.starts_N))

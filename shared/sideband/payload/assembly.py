@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from sideband.ids import RequestId, RunId
+from sideband.masks.rules import runs_with_ids
 from sideband.model import ModelShape, RowDtype
 from sideband.payload.columns import MaskColumn, RoutingRows
 from sideband.payload.encodings import CSR_BITS, RAW, mask_blocks, routing_blocks
@@ -84,12 +85,8 @@ def routing_part(choice: int, routing: RoutingRows, ranges: Ranges, model: Model
     rows_NLK = routing.rows_NLK
     if ranges != [(0, len(rows_NLK))] and ranges:  # leaving rows out costs one copy
         rows_NLK = np.concatenate([rows_NLK[first:last] for first, last in ranges])
-    runs: list[Run] = []
-    row = 0
-    for first, last in ranges:
-        runs.append((routing.pos + first, row, last - first))
-        row += last - first
-    bounds = routing_blocks(row, model.row_size_bytes)
+    stored_rows = sum(last - first for first, last in ranges)
+    bounds = routing_blocks(stored_rows, model.row_size_bytes)
     return Part(
         choice=choice,
         field="routed_experts",
@@ -97,7 +94,7 @@ def routing_part(choice: int, routing: RoutingRows, ranges: Ranges, model: Model
         dtype="uint8" if rows_NLK.dtype == np.uint8 else "uint16",
         shape=model.row_shape,
         layer_ids=model.layer_ids,
-        runs=tuple(runs),
+        runs=_runs(routing.pos, ranges),
         blocks=[
             (last - first, RAW.encode_block(rows_NLK[first:last]))
             for first, last in pairwise(bounds)
@@ -106,8 +103,8 @@ def routing_part(choice: int, routing: RoutingRows, ranges: Ranges, model: Model
 
 
 def mask_part(choice: int, column: MaskColumn, model: ModelShape) -> Part:
-    """All rows of a column that was checked."""
-    masks = column.masks
+    """The rows of a checked column that keep ids; a row without ids is a gap."""
+    masks = column.masks.with_ids()
     bounds = mask_blocks(masks, model.vocab_size)
     return Part(
         choice=choice,
@@ -116,12 +113,22 @@ def mask_part(choice: int, column: MaskColumn, model: ModelShape) -> Part:
         dtype="int32",
         shape=(model.vocab_size,),
         layer_ids=(),
-        runs=((column.pos, 0, len(masks)),) if len(masks) else (),
+        runs=_runs(column.pos, runs_with_ids(column.masks)),
         blocks=[
             (last - first, CSR_BITS.encode_block(masks.slice(first, last), model.vocab_size))
             for first, last in pairwise(bounds)
         ],
     )
+
+
+def _runs(pos: int, ranges: Ranges) -> tuple[Run, ...]:
+    """Where the rows of ``ranges`` lie in the section: one after the other, without the gaps."""
+    runs: list[Run] = []
+    row = 0
+    for first, last in ranges:
+        runs.append((pos + first, row, last - first))
+        row += last - first
+    return tuple(runs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -28,7 +28,8 @@ class RoutingRows:
 class MaskColumn:
     """Kept sets of the sampled tokens at positions [pos, pos + N), and those tokens themselves.
 
-    A row that keeps ids must keep its sampled token; an empty row means "no replay".
+    A row that keeps ids must keep its sampled token. A row without ids means "no replay": the
+    writer leaves it out as a gap.
     """
 
     pos: int

@@ -37,13 +37,15 @@ class WriteReport:
     """What was published. ``file`` is None when there was no row to write.
 
     ``segments`` has an entry for every choice; they are in the request's own positions.
-    ``rows_invalid`` counts routing rows that were left out as gaps.
+    ``rows_invalid`` counts routing rows that were left out as gaps, ``masks_empty`` sampled tokens
+    whose kept set holds nothing: they are gaps too.
     """
 
     file: str | None
     segments: Mapping[int, tuple[PayloadSegment, ...]]
     size_bytes: int
     rows_invalid: int
+    masks_empty: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -204,6 +206,7 @@ def _report(
     request: _Request, path: PayloadPath, file: PlacedFile, ranges: Mapping[int, Ranges]
 ) -> WriteReport:
     stored = sum(last - first for found in ranges.values() for first, last in found)
+    columns = [choice.masks for choice in request.choices if choice.masks is not None]
     segments: dict[int, tuple[PayloadSegment, ...]] = {
         choice.choice: tuple(
             segment
@@ -218,4 +221,5 @@ def _report(
         segments=segments,
         size_bytes=file.size_bytes if file.parts else 0,
         rows_invalid=sum(len(routing.rows_NLK) for _, routing in request.routings) - stored,
+        masks_empty=sum(int((np.diff(one.masks.starts_N) == 0).sum()) for one in columns),
     )

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import io
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +20,9 @@ from services.orchestrator.app import create_app
 from services.orchestrator.config import OrchestratorSettings
 from services.orchestrator.ledger import Ledger
 from services.orchestrator.service import Orchestrator
+from sideband.engines.inline import decode_sampling_mask
 from sideband.feed.codec import Step, decode_step
 from sideband.ids import RequestId, RunId
-from sideband.masks.rows import MaskRows
 from sideband.model import ModelShape
 from sideband.payload.columns import ChoicePayload, MaskColumn, RoutingRows
 from sideband.payload.root import PayloadRoot
@@ -279,10 +279,9 @@ def routing_rows(start: int, stop: int) -> NDArray[np.uint8]:
     return np.stack([first, (first + 5) % 16], axis=-1).astype(np.uint8)
 
 
-def mask_rows(completion: Sequence[int]) -> MaskRows:
-    """Each kept set holds the sampled token and its successor."""
-    ids = np.array([[token, token + 1] for token in completion], np.int32).reshape(-1)
-    return MaskRows(np.arange(len(completion) + 1, dtype=np.int64) * 2, ids)
+def kept_sets(completion: Sequence[int], empty: Collection[int] = ()) -> list[list[int]]:
+    """Each holds the sampled token and its successor, those numbered in ``empty`` nothing."""
+    return [[] if i in empty else [token, token + 1] for i, token in enumerate(completion)]
 
 
 def plain_turn(
@@ -307,16 +306,20 @@ def written_turn(
     policy_version: int = 0,
     start: int = 0,
     model: ModelShape = MODEL,
+    empty_masks: Collection[int] = (),
     **more: Any,
 ) -> dict[str, Any]:
     """A turn by handle: routing of [start, N - 1), masks of [P, N), written by the library."""
     tokens = len(prompt) + len(completion)
+    kept = kept_sets(completion, empty_masks)
+    masks = decode_sampling_mask(kept, vocab_size=model.vocab_size)
+    assert masks is not None
     choice = ChoicePayload(
         choice=0,
         routing=RoutingRows(pos=start, rows_NLK=routing_rows(start, tokens - 1)),
         masks=MaskColumn(
             pos=len(prompt),
-            masks=mask_rows(completion),
+            masks=masks,
             sampled_token_ids_N=np.array(completion, np.int32),
         ),
     )
@@ -337,7 +340,12 @@ def written_turn(
 
 
 def inline_turn(
-    request_id: str, prompt: Sequence[int], completion: Sequence[int], **more: Any
+    request_id: str,
+    prompt: Sequence[int],
+    completion: Sequence[int],
+    *,
+    empty_masks: Collection[int] = (),
+    **more: Any,
 ) -> dict[str, Any]:
     """A turn inline: all layers' rows, zeros in the dense one, as a stock engine sends them."""
     rows = np.zeros((len(prompt) + len(completion) - 1, 3, 2), np.uint8)
@@ -349,7 +357,7 @@ def inline_turn(
         prompt,
         completion,
         routed_experts=base64.b64encode(buffer.getvalue()).decode(),
-        sampling_mask=[[token, token + 1] for token in completion],
+        sampling_mask=kept_sets(completion, empty_masks),
         **more,
     )
 

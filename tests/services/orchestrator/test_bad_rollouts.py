@@ -213,6 +213,33 @@ async def test_a_missing_mask_is_counted_and_refused_by_the_strict_setting(tmp_p
         assert answer.json()["accepted"] is True
 
 
+@pytest.mark.parametrize("by_handle", [False, True], ids=["inline", "handle"])
+async def test_an_empty_kept_set_is_a_missing_mask_in_both_forms(
+    tmp_path: Path, by_handle: bool
+) -> None:
+    """P62: by handle the orchestrator sees no row, only that there is none."""
+
+    async def turn(bench: Bench) -> Turn:
+        if by_handle:
+            return await bench.write("r0.t0", PROMPT, COMPLETION, top_p=0.9, empty_masks=(1,))
+        return inline_turn("r0.t0", PROMPT, COMPLETION, top_p=0.9, empty_masks=(1,))
+
+    async with orchestrator(tmp_path, by_handle=by_handle, strict_masks=True) as bench:
+        problem = await refuse(bench, "missing_mask", await turn(bench))
+        assert "r0.t0" in problem["detail"]
+        if by_handle:
+            await bench.until(lambda: not bench.on_disk(), "the file is deleted")
+    async with orchestrator(
+        tmp_path, by_handle=by_handle, start="fresh", mask_valid_fraction_min=0.5
+    ) as bench:
+        await bench.lease("r1")
+        assert (await bench.deliver("r1", await turn(bench))).json()["accepted"] is True
+        assert await bench.metric("orchestrator_masks_missing_total") == 1
+        await bench.until(lambda: bench.feed.taken == [1], "it is shipped")
+        view = (await bench.http.get("/v1/steps/1")).json()
+        assert view["mask_valid_fraction"] == 2 / 3
+
+
 Damage = Callable[[Path], None]
 
 

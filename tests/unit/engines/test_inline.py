@@ -222,10 +222,11 @@ def test_shuffled_or_repeated_ids_are_refused(value: list[list[int]], random: An
 
 
 def test_masks_cover_the_completion_only() -> None:
-    """ "No mask" and "one id kept" are different: the first row is empty, the second greedy."""
+    """ "No mask" and "one id kept" are different: the first is a gap, the second greedy."""
     [segment] = segments(None, sampling_mask=[[], [8], list(range(50))])
-    assert (segment.field, segment.pos, segment.stop) == ("sampling_mask", 6, 9)
-    assert np.diff(segment.data.starts_N).tolist() == [0, 1, 50]  # type: ignore[union-attr]
+    assert (segment.field, segment.pos, segment.stop) == ("sampling_mask", 7, 9)
+    assert np.diff(segment.data.starts_N).tolist() == [1, 50]  # type: ignore[union-attr]
+    assert segments(None, sampling_mask=[[], [], []]) == ()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Kept sets in memory against plain lists, and the questions asked about them."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from sideband.masks.rules import (
     first_unsorted_row,
     row_of_each_id,
     row_of_id,
+    runs_with_ids,
     starts_agree,
 )
 from tests.unit.masks.support import kept_sets, lists, mask_rows
@@ -29,6 +32,17 @@ def test_slicing_and_joining_are_those_of_lists(kept: list[list[int]], data: st.
     joined = MaskRows.concatenate([masks.slice(0, start), middle, masks.slice(stop, len(kept))])
     assert joined.equals(masks)
     assert masks.equals(mask_rows(kept))
+
+
+@given(kept=kept_sets(100))
+def test_rows_with_ids_are_the_runs_between_those_without(kept: list[list[int]]) -> None:
+    masks = mask_rows(kept)
+    runs = runs_with_ids(masks)
+    assert [row for first, last in runs for row in range(first, last)] == [
+        row for row, ids in enumerate(kept) if ids
+    ]
+    assert all(before[1] < after[0] for before, after in pairwise(runs)), "neighbours are one run"
+    assert lists(masks.with_ids()) == [ids for ids in kept if ids]
 
 
 def test_nothing_joined_is_no_rows() -> None:

@@ -89,7 +89,9 @@ def rows_given(choice: ChoicePayload, *, gaps: Iterable[int] = ()) -> dict[str, 
                 given["routed_experts"][choice.routing.pos + index] = row.tobytes()
     if choice.masks is not None:
         for index in range(len(choice.masks.masks)):
-            given["sampling_mask"][choice.masks.pos + index] = choice.masks.masks[index].tobytes()
+            if len(choice.masks.masks[index]):  # a row without ids is a gap
+                row = choice.masks.masks[index].tobytes()
+                given["sampling_mask"][choice.masks.pos + index] = row
     return given
 
 

@@ -113,15 +113,19 @@ def test_any_range_of_any_request_reads_back(
 
 
 def test_segments_are_the_runs_between_gaps(root: PayloadRoot, reader: PayloadReader) -> None:
-    report = write(root, one_choice())
+    report = write(root, one_choice())  # the kept set at position 13 is empty
     routing = of_field(report.segments[0], "routed_experts")
     assert [(s.pos, s.stop, s.row) for s in routing] == [(1, 3, 0), (4, 7, 2), (9, 15, 5)]
     assert report.rows_invalid == len(GAPS)
     masks = of_field(report.segments[0], "sampling_mask")
-    assert [(s.pos, s.stop, s.row) for s in masks] == [(10, 16, 0)]
+    assert [(s.pos, s.stop, s.row) for s in masks] == [(10, 13, 0), (14, 16, 3)]
+    assert report.masks_empty == 1
     assert all(segment.check() for segment in report.segments[0])
     header = reader.header(report.file or "")
-    assert [s.runs for s in header.sections] == [((1, 0, 2), (4, 2, 3), (9, 5, 6)), ((10, 0, 6),)]
+    assert [s.runs for s in header.sections] == [
+        ((1, 0, 2), (4, 2, 3), (9, 5, 6)),
+        ((10, 0, 3), (14, 3, 2)),
+    ]
     assert header.sections[0].layer_ids == WIDE.layer_ids
     assert report.size_bytes == (root.path / (report.file or "")).stat().st_size
 
@@ -146,7 +150,7 @@ def test_a_file_with_many_whole_and_edge_blocks(root: PayloadRoot, reader: Paylo
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 1000, 1 << 18, 1 << 24])
-def test_no_replay_one_id_and_the_whole_vocabulary_are_different_rows(
+def test_no_replay_is_a_gap_and_one_id_and_the_whole_vocabulary_are_rows(
     root: PayloadRoot, reader: PayloadReader, vocab_size: int
 ) -> None:
     model = ModelShape(num_layers=1, layer_ids=(0,), top_k=1, id_space=2, vocab_size=vocab_size)
@@ -160,9 +164,10 @@ def test_no_replay_one_id_and_the_whole_vocabulary_are_different_rows(
     )
     report = write(root, ChoicePayload(choice=0, routing=None, masks=column), model=model)
     (segment,) = report.segments[0]
+    assert (segment.pos, segment.stop, report.masks_empty) == (6, 8, 2)
     found = reader.read_masks(segment)
-    assert found.equals(masks)
-    assert [len(found[row]) for row in range(4)] == [0, 1, vocab_size, 0]
+    assert found.equals(masks.slice(1, 3))
+    assert [len(found[row]) for row in range(2)] == [1, vocab_size]
     (one,) = clipped([segment], 6, 7)
     assert reader.read_masks(one)[0].tolist() == last.tolist()
 
@@ -192,9 +197,15 @@ def test_nothing_to_write_makes_no_file(root: PayloadRoot) -> None:
         routing=RoutingRows(pos=0, rows_NLK=np.zeros((0, 2, 2), np.uint16)),
         masks=MaskColumn(pos=0, masks=MaskRows.empty(0), sampled_token_ids_N=np.zeros(0, np.int32)),
     )
-    report = write(root, nothing, lost, no_rows)
+    no_sets = ChoicePayload(
+        choice=7,
+        routing=None,
+        masks=MaskColumn(pos=0, masks=MaskRows.empty(3), sampled_token_ids_N=np.zeros(3, np.int32)),
+    )
+    report = write(root, nothing, lost, no_rows, no_sets)
     assert (report.file, report.size_bytes, report.rows_invalid) == (None, 0, 6)
-    assert report.segments == {4: (), 5: (), 6: ()}
+    assert report.masks_empty == 3
+    assert report.segments == {4: (), 5: (), 6: (), 7: ()}
     assert list(root.path.iterdir()) == [root.path / ".sideband-root.json"]
 
 

@@ -154,7 +154,7 @@ def test_the_dtype_is_wide_enough_or_every_id_is_looked_at(root: PayloadRoot) ->
 
 def test_a_token_of_a_row_without_ids_is_not_looked_for(root: PayloadRoot) -> None:
     report = write(root, masks([[], [3]], [-1, 3]))
-    assert [segment.rows for segment in report.segments[0]] == [2]
+    assert [(segment.pos, segment.rows) for segment in report.segments[0]] == [(11, 1)]
 
 
 def test_the_same_choice_twice(root: PayloadRoot) -> None:
@@ -195,6 +195,13 @@ def test_more_gaps_than_a_header_holds(root: PayloadRoot) -> None:
     alternating[::2] = 0
     with pytest.raises(errors.HeaderTooLarge, match="header bytes"):
         write(root, routing(alternating), model=model)
+    assert all_files(root) == set()
+
+
+def test_more_empty_kept_sets_than_a_header_holds(root: PayloadRoot) -> None:
+    kept: list[list[int]] = [[], [3]] * 100_000
+    with pytest.raises(errors.HeaderTooLarge, match="header bytes"):
+        write(root, masks(kept, [3] * len(kept)))
     assert all_files(root) == set()
 
 
