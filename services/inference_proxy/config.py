@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 from pydantic_settings import SettingsConfigDict
 
 from services.inference_proxy.engines import Role
+from services.inference_proxy.headers import is_sendable
 from services.inference_proxy.limits import ATTEMPTS_MAX, ENGINES_MAX, POLICY_VERSION_MAX
 from services.kit.settings import ServiceSettings
 from sideband.ids import ID_PATTERN
@@ -130,6 +131,13 @@ class ProxySettings(ServiceSettings):
     push_timeout_s: float = Field(
         default=5.0, gt=0, description="Deadline of one push of a policy version."
     )
+
+    @field_validator("engine_token", "orchestrator_token")
+    @classmethod
+    def _token(cls, token: SecretStr | None) -> SecretStr | None:
+        if token is not None and not is_sendable(token.get_secret_value()):
+            raise ValueError("must be one line of plain characters: it travels in a header")
+        return token
 
     @field_validator("orchestrator_url")
     @classmethod

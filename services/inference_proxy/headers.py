@@ -32,7 +32,11 @@ def to_engine(headers: Iterable[tuple[str, str]], *, token: str | None) -> dict[
     """Headers of an upstream request; ``token`` is the engine's own credential."""
     named = {name.lower(): value for name, value in headers}
     dropped = _named_by_connection(named)
-    kept = {name: named[name] for name in TO_ENGINE & named.keys() if name not in dropped}
+    kept = {
+        name: named[name]
+        for name in TO_ENGINE & named.keys()
+        if name not in dropped and is_sendable(named[name])
+    }
     kept["content-type"] = "application/json"
     if token is not None:
         kept["authorization"] = f"Bearer {token}"

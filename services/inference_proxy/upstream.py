@@ -9,7 +9,7 @@
     ├── EngineBusy             it, or our own pool, takes no more for now
     └── EngineRefused          a 4xx: the request is at fault; never retried
 
-The bytes travel by a ``Wire`` (``wire.py`` has the one over aiohttp). Cancelling a call closes its
+The bytes travel by a ``Wire`` (``wire.py`` has the one over TCP). Cancelling a call closes its
 connection, which makes the engine abort the request.
 """
 

@@ -1,24 +1,27 @@
-"""The wire over aiohttp on real sockets: errors become ours, and what is held is given back."""
+"""The wire on real sockets: errors become ours, and what is held is given back."""
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
 import pytest
-from aiohttp import client_exceptions
+import uvloop
+from pydantic import SecretStr, ValidationError
 
+from services.inference_proxy import wire as wires
 from services.inference_proxy.config import ProxySettings
+from services.inference_proxy.connection import HEAD_BYTES_MAX, PART_BYTES
 from services.inference_proxy.upstream import (
     EngineBroke,
     EngineBusy,
+    EngineRefused,
     EngineTimeout,
     EngineUnreachable,
     Upstream,
 )
-from services.inference_proxy.wire import ERRORS, PART_BYTES, open_wire, translate
+from services.inference_proxy.wire import open_wire
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -56,24 +59,6 @@ def answer(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
     return "\r\n".join(lines).encode() + body
 
 
-def every_subclass(kind: type[Exception]) -> set[type[Exception]]:
-    return {kind} | {leaf for sub in kind.__subclasses__() for leaf in every_subclass(sub)}
-
-
-def test_every_error_of_the_http_library_has_ours() -> None:
-    library = {getattr(client_exceptions, name) for name in client_exceptions.__all__}
-    library -= {client_exceptions.WSMessageTypeError}  # of web sockets that are used wrongly
-    library |= {TimeoutError, OSError, ConnectionResetError}
-    for kind in sorted(library | every_subclass(aiohttp.ClientError), key=str):
-        assert issubclass(kind, ERRORS), kind
-        bare: Any = type(kind.__name__, (kind,), {"__str__": lambda _: "said"})
-        error = translate("e0", bare.__new__(bare))
-        assert isinstance(error, (EngineBroke, EngineTimeout, EngineUnreachable))
-        assert error.is_retryable
-        no_connection = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-        assert error.is_dead == issubclass(kind, no_connection)
-
-
 async def test_nothing_listens() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -84,6 +69,25 @@ async def test_nothing_listens() -> None:
                     pass
 
 
+async def test_a_host_that_is_none_is_unreachable() -> None:
+    url = f"http://{'x' * 70}.invalid/"  # no name server is asked: a label has 63 characters
+    async with open_wire(ProxySettings()) as wire:
+        with pytest.raises(EngineUnreachable):
+            async with Upstream(wire).open("e0", url):
+                pass
+
+
+async def test_a_server_without_tls_is_unreachable_over_tls() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(answer(b"x"))
+
+    async with upstream_to(serve) as (upstream, url):
+        with pytest.raises(EngineUnreachable, match="SSL"):
+            async with upstream.open("e0", url.replace("http:", "https:")):
+                pass
+
+
 @pytest.mark.parametrize(
     "said",
     [
@@ -92,6 +96,9 @@ async def test_nothing_listens() -> None:
         (answer(b"whole")[:-2],),
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nwhole\r\n",),
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n",),
+        (b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"x" * HEAD_BYTES_MAX,),
+        (b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * (HEAD_BYTES_MAX // 4),),
         (answer(b"x", "content-encoding: gzip"),),
         (answer(b"x", "location: http://127.0.0.1:9/", status="302 Found"),),
         (answer(b"x", "location: http://127.0.0.1:9/", status="307 Temporary Redirect"),),
@@ -216,3 +223,99 @@ async def test_every_end_of_a_call_gives_its_slot_back() -> None:
                 async with upstream.open("e0", "http://127.0.0.1:9/"):
                     pass
         assert await call() == b"x"
+
+
+async def test_kept_connections_are_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wires, "KEEPALIVE_S", 0.02)
+    hung_up = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer(b"x"))
+        assert await reader.read() == b""
+        hung_up.set()
+
+    async with upstream_to(serve) as (upstream, url):
+        async with upstream.open("e0", url, method="GET") as reply:
+            await reply.whole()
+        assert not hung_up.is_set()
+        async with asyncio.timeout(5):
+            await hung_up.wait()
+
+
+async def test_an_engine_that_hangs_up_or_speaks_unasked_gets_a_new_connection() -> None:
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer(b"first"))
+        await writer.drain()
+        if connections == 1:
+            await asyncio.sleep(0.01)
+            writer.write(answer(b"nobody asked"))
+
+    async with upstream_to(serve) as (upstream, url):
+        for number in range(1, 4):
+            async with upstream.open("e0", url, method="GET") as reply:
+                assert await reply.whole() == b"first"
+            assert connections == number
+            await asyncio.sleep(0.05)
+
+
+async def test_a_refusal_before_the_end_of_a_large_request_is_heard() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer(b"too much", status="413 Too Large"))
+        await writer.drain()
+        await asyncio.sleep(0.2)  # it never reads the rest
+
+    async with upstream_to(serve) as (upstream, url):
+        with pytest.raises(EngineRefused, match="413"):
+            async with upstream.open("e0", url, content=bytes(32 << 20)):
+                pass
+
+
+async def test_a_path_and_a_header_stay_what_they_are() -> None:
+    seen: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(answer(b"x"))
+
+    async with upstream_to(serve) as (upstream, url):
+        headers = {"traceparent": "\xe4 b"}
+        async with upstream.open("e0", f"{url} a\r\nb: c", method="GET", headers=headers):
+            pass
+    request_line, *lines = seen[0].split(b"\r\n")
+    assert request_line == b"GET /x%20ab:%20c HTTP/1.1"  # urlsplit drops line ends
+    assert b"traceparent: \xe4 b" in lines
+    assert not any(line.startswith((b"b:", b"content-length")) for line in lines)
+
+
+@pytest.mark.parametrize("token", ["two\nlines", "a tab\t", "not latin \u20ac"])
+def test_a_token_that_no_header_can_carry_fails_at_start(token: str) -> None:
+    with pytest.raises(ValidationError, match="must be one line"):
+        ProxySettings(engine_token=SecretStr(token))
+    with pytest.raises(ValidationError, match="must be one line"):
+        ProxySettings(orchestrator_token=SecretStr(token))
+
+
+CHECKS: list[Callable[[], Coroutine[Any, Any, None]]] = [
+    test_nothing_listens,
+    test_a_server_without_tls_is_unreachable_over_tls,
+    test_silence_meets_the_read_deadline_before_and_within_an_answer,
+    test_the_deadline_of_a_call_bounds_all_of_it,
+    test_an_engine_that_stops_reading_meets_the_write_deadline,
+    test_a_connection_is_used_again_only_after_an_answer_read_to_its_end,
+    test_every_end_of_a_call_gives_its_slot_back,
+    test_an_engine_that_hangs_up_or_speaks_unasked_gets_a_new_connection,
+    test_a_refusal_before_the_end_of_a_large_request_is_heard,
+    test_a_path_and_a_header_stay_what_they_are,
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_on_the_loop_of_the_services_too(check: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    uvloop.run(check())
