@@ -79,7 +79,8 @@ def mask_blocks(masks: MaskRows, vocab_size: int) -> list[int]:
     before_N = masks.starts_N * width // 8 + csr_bits.START_BYTES * np.arange(len(masks) + 1)
     bounds = [0]
     while bounds[-1] < len(masks):
-        limit = int(before_N[bounds[-1]]) + BLOCK_BYTES_TARGET
+        # A block has one start more than rows, and its last byte may be half full.
+        limit = int(before_N[bounds[-1]]) + BLOCK_BYTES_TARGET - csr_bits.START_BYTES - 1
         reached = int(np.searchsorted(before_N, limit, side="right")) - 1
         bounds.append(max(reached, bounds[-1] + 1))
     return bounds
