@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Final
 
 from sideband.payload.errors import PathEscapesRoot
-from sideband.payload.folders import FOLDER_FLAGS, FOLDER_MODE, opened_root, sync_folder
+from sideband.payload.folders import (
+    FOLDER_FLAGS,
+    FOLDER_MODE,
+    close_read,
+    closed_on_error,
+    opened_root,
+    sync_folder,
+)
 
 _Key = tuple[tuple[str, ...], int, int]  # names from the root down, device, inode
 _KNOWN_MAX: Final = 65_536  # 256 versions with all their folders; beyond, start over
@@ -50,7 +57,7 @@ class DurableFolders:
                     if exc.errno in {errno.ENOTDIR, errno.ELOOP}:
                         raise PathEscapesRoot(file, f"{name} is not a plain folder") from exc
                     raise
-                stack.callback(os.close, fd)
+                stack.callback(close_read, fd)
                 fds.append(fd)
             yield fds
 
@@ -76,7 +83,8 @@ class DurableFolders:
             is_new = _make_folder(parent_fd, names[-1])
         fd = os.open(names[-1], FOLDER_FLAGS, dir_fd=parent_fd)
         if is_new:  # filesystems give a new folder the inode of a removed one
-            self._known.discard(_key(fd, names))
+            with closed_on_error(fd):
+                self._known.discard(_key(fd, names))
         return fd
 
 

@@ -30,6 +30,15 @@ def opened_root(path: Path) -> Iterator[int]:
     try:
         yield fd
     finally:
+        close_read(fd)
+
+
+def close_read(fd: int) -> None:
+    """Close a folder, or a file that was only read: an error of that says nothing about its bytes.
+
+    Linux gives the descriptor back whatever it answers.
+    """
+    with suppress(OSError):
         os.close(fd)
 
 
@@ -49,7 +58,7 @@ def walked(root: Path, folders: Sequence[str], *, file: str) -> Iterator[int]:
             fd = _step(fd, name, file)
         yield fd
     finally:
-        os.close(fd)
+        close_read(fd)
 
 
 def _step(parent_fd: int, name: str, file: str) -> int:
@@ -60,7 +69,7 @@ def _step(parent_fd: int, name: str, file: str) -> int:
         if exc.errno in {errno.ENOTDIR, errno.ELOOP}:
             raise PathEscapesRoot(file, f"{name} is not a plain folder") from exc
         raise read_error(file, exc) from exc
-    os.close(parent_fd)
+    close_read(parent_fd)
     return fd
 
 
@@ -94,7 +103,7 @@ def closed_on_error(fd: int) -> Iterator[None]:
         is_done = True
     finally:
         if not is_done:
-            os.close(fd)
+            close_read(fd)
 
 
 @contextmanager
@@ -174,7 +183,7 @@ def remove_tree(parent_fd: int, name: str, *, depth_max: int = TREE_DEPTH_MAX) -
             for entry in os.listdir(folder_fd)
         )
     finally:
-        os.close(folder_fd)
+        close_read(folder_fd)
     remove_empty(parent_fd, name)
     return freed
 

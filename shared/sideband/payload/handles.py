@@ -1,6 +1,5 @@
 """Open payload files, kept for a while: descriptors and parsed headers, bounded and thread-safe."""
 
-import os
 import threading
 from array import array
 from collections import OrderedDict
@@ -11,6 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from sideband.payload.folders import close_read
 from sideband.payload.header import PayloadHeader, Section
 
 
@@ -126,7 +126,7 @@ class OpenFiles:
     def _drop(self, entry: _Entry) -> None:
         entry.is_dropped = True
         if entry.users == 0 and entry.payload is not None:
-            os.close(entry.payload.fd)
+            close_read(entry.payload.fd)
             entry.payload = None
 
 

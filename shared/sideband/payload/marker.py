@@ -11,7 +11,7 @@ import msgspec
 from sideband.errors import InvalidId
 from sideband.ids import RunId, check_id
 from sideband.payload.errors import ForeignRoot, MissingMarker
-from sideband.payload.folders import staged, sync_folder
+from sideband.payload.folders import close_read, staged, sync_folder
 from sideband.payload.io import write_all
 
 MARKER_NAME: Final = ".sideband-root.json"
@@ -46,7 +46,7 @@ def read_marker(root_fd: int, path: Path) -> RunId | None:
     except IsADirectoryError as exc:
         raise MissingMarker(str(path), "its marker is not a plain file") from exc
     finally:
-        os.close(fd)
+        close_read(fd)
     return _parse(data, path)
 
 
