@@ -20,6 +20,7 @@ FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXE
 FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 FOLDER_MODE: Final = 0o775  # engines and trainers may run as different users of one group
 FILE_MODE: Final = 0o664
+_KEPT_BY_NFS: Final = ".nfs"
 TREE_DEPTH_MAX: Final = 32  # ours are 4 deep; each level costs a descriptor while it is removed
 
 
@@ -165,7 +166,8 @@ def remove_tree(parent_fd: int, name: str, *, depth_max: int = TREE_DEPTH_MAX) -
     """Remove ``name`` in ``parent_fd`` and all below it; returns the bytes of the files removed.
 
     Goes by descriptors and unlinks links instead of following them. What vanishes meanwhile is
-    fine. Raises OSError, also for folders nested deeper than any of ours.
+    fine; what NFS keeps for a reader of this host stays, with its folders, until it is closed.
+    Raises OSError, also for folders nested deeper than any of ours.
     """
     if depth_max == 0:
         raise OSError(errno.ELOOP, f"folders nested over {TREE_DEPTH_MAX} deep", name)
@@ -176,7 +178,7 @@ def remove_tree(parent_fd: int, name: str, *, depth_max: int = TREE_DEPTH_MAX) -
     except OSError as exc:
         if exc.errno not in {errno.ENOTDIR, errno.ELOOP}:
             raise
-        return remove_file(parent_fd, name)
+        return _remove_unless_kept(parent_fd, name)
     try:
         freed = sum(
             remove_tree(folder_fd, entry, depth_max=depth_max - 1)
@@ -186,6 +188,17 @@ def remove_tree(parent_fd: int, name: str, *, depth_max: int = TREE_DEPTH_MAX) -
         close_read(folder_fd)
     remove_empty(parent_fd, name)
     return freed
+
+
+def _remove_unless_kept(parent_fd: int, name: str) -> int:
+    """``remove_file``, but a removed file that is open on this host is left to NFS, which renames
+    it to .nfs…, refuses to unlink it, and removes it when it is closed."""
+    try:
+        return remove_file(parent_fd, name)
+    except OSError as exc:
+        if exc.errno != errno.EBUSY or not name.startswith(_KEPT_BY_NFS):
+            raise
+        return 0
 
 
 def remove_file(parent_fd: int, name: str) -> int:
