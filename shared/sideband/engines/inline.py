@@ -14,6 +14,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from sideband.engines.forms import RoutingValue, decode_routing
 from sideband.engines.npy import (
     InvalidInlineRouting,
     decode_npy_base64,
@@ -31,9 +32,11 @@ from sideband.segments import InlineSegment
 __all__ = [
     "InvalidInlineMask",
     "InvalidInlineRouting",
+    "RoutingValue",
     "RowArray",
     "choice_payload",
     "decode_npy_base64",
+    "decode_routing",
     "decode_sampling_mask",
     "encode_npy_base64",
     "encode_sampling_mask",
@@ -51,14 +54,19 @@ class InvalidInlineMask(InvalidInput):
 
 
 def routing_position(
-    *, rows: int, prompt_tokens: int, completion_tokens: int, prompt_start: int
+    *,
+    rows: int,
+    prompt_tokens: int,
+    completion_tokens: int,
+    prompt_start: int,
+    declared: int | None = None,
 ) -> int:
     """The sequence position of the first of ``rows`` routing rows.
 
     Rows are whole or refused: they end at N − 1 (at N when nothing was sampled; an engine that
     drops that row is understood) and begin at ``prompt_start``, at 0 (the engine did not obey) or
-    at P (a P/D pair without prefill's rows). Any other count belongs to other tokens than these.
-    Raises InvalidInlineRouting.
+    at P (a P/D pair without prefill's rows); where the answer has ``declared`` their position, only
+    there. Any other count belongs to other tokens than these. Raises InvalidInlineRouting.
     """
     if not 0 <= prompt_start <= prompt_tokens:
         raise InvalidInlineRouting(
@@ -66,7 +74,7 @@ def routing_position(
         )
     tokens = prompt_tokens + completion_tokens
     stops = {tokens - 1} if completion_tokens else {tokens, tokens - 1}
-    starts = {prompt_start, 0, prompt_tokens}
+    starts = {prompt_start, 0, prompt_tokens} if declared is None else {declared}
     fitting = {start for start in starts for stop in stops if stop - start == rows}
     if len(fitting) != 1:
         raise InvalidInlineRouting(
@@ -77,15 +85,15 @@ def routing_position(
 
 
 def decode_sampling_mask(
-    value: Sequence[Sequence[int]] | None, *, vocab_size: int
+    value: Sequence[Sequence[int]] | MaskRows | None, *, vocab_size: int
 ) -> MaskRows | None:
     """The kept sets of one choice's ``sampling_mask``, one row per completion token.
 
     Ids must ascend without repeats: an engine that sends them otherwise kept something else than
-    a set. None stays None. Raises InvalidInlineMask.
+    a set. None stays None, and so do rows that were decoded before. Raises InvalidInlineMask.
     """
-    if value is None:
-        return None
+    if value is None or isinstance(value, MaskRows):
+        return value
     if not isinstance(value, list) or not all(isinstance(row, list) for row in value):
         raise InvalidInlineMask(type(value).__name__, "must be a list of lists of token ids")
     flat = list(chain.from_iterable(value))
@@ -113,8 +121,8 @@ def encode_sampling_mask(masks: MaskRows) -> list[list[int]]:
 
 
 def choice_payload(
-    routed_experts: str | None,
-    sampling_mask: Sequence[Sequence[int]] | None,
+    routed_experts: RoutingValue | None,
+    sampling_mask: Sequence[Sequence[int]] | MaskRows | None,
     *,
     layer_ids: Sequence[int] | None,
     prompt_tokens: int,
@@ -140,13 +148,14 @@ def choice_payload(
         # a bound before anything is allocated: two bytes, so that a wrong dtype is named as such
         row_bytes_max = max(model.num_layers, len(columns)) * model.top_k * 2
         tokens = prompt_tokens + len(sampled_C)
-        rows_all = decode_npy_base64(routed_experts, bytes_max=tokens * row_bytes_max)
+        rows_all, declared = decode_routing(routed_experts, bytes_max=tokens * row_bytes_max)
         rows = _routed_rows(rows_all, columns, model)
         pos = routing_position(
             rows=len(rows),
             prompt_tokens=prompt_tokens,
             completion_tokens=len(sampled_C),
             prompt_start=prompt_start,
+            declared=declared,
         )
         routing = RoutingRows(pos=pos, rows_NLK=rows)
     column = (
