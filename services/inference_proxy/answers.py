@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 import msgspec
+import numpy as np
 
 from services.inference_proxy.limits import TOKEN_ID_MAX
+from sideband.engines.forms import RoutingValue
 from sideband.errors import InvalidInput, PayloadError
 from sideband.ids import RequestId, RunId
 from sideband.model import ModelShape
@@ -51,7 +53,7 @@ class Choice:
 
     index: int
     token_ids: list[int]
-    routed_experts: str | None
+    routed_experts: RoutingValue | None
     segments: Segments = ()
 
 
@@ -194,12 +196,12 @@ def read_token_ids(raw: Mapping[str, Any], index: int) -> list[int]:
     return token_ids
 
 
-def read_routed_experts(raw: Mapping[str, Any], index: int) -> str | None:
+def read_routed_experts(raw: Mapping[str, Any], index: int) -> RoutingValue | None:
     """``routed_experts`` of a choice, not yet decoded. Raises MalformedAnswer."""
-    text = raw.get("routed_experts")
-    if text is not None and not isinstance(text, str):
-        raise MalformedAnswer(f"choices.{index}.routed_experts", "must be base64")
-    return text
+    value: RoutingValue | None = raw.get("routed_experts")
+    if value is not None and not isinstance(value, (str, dict, np.ndarray)):
+        raise MalformedAnswer(f"choices.{index}.routed_experts", "must be base64 or an object")
+    return value
 
 
 def read_layer_ids(value: object) -> tuple[int, ...] | None:

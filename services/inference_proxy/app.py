@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
 
+import msgspec
 import structlog
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
@@ -12,10 +14,10 @@ from pydantic import SecretStr
 
 from services.inference_proxy.admission import Gate
 from services.inference_proxy.attempts import Attempts
+from services.inference_proxy.budget import ByteBudget
 from services.inference_proxy.calls import EngineCalls
 from services.inference_proxy.config import ProxySettings
-from services.inference_proxy.dialects.base import Dialect
-from services.inference_proxy.dialects.vllm import VllmDialect
+from services.inference_proxy.dialects.load import CannotPair, load_dialect
 from services.inference_proxy.endpoints import admin, generate, openai
 from services.inference_proxy.endpoints.parts import Parts
 from services.inference_proxy.endpoints.plain import PlainRoute
@@ -29,11 +31,14 @@ from services.inference_proxy.probes import Probes
 from services.inference_proxy.retries import RetryLimits
 from services.inference_proxy.service import GenerateService
 from services.inference_proxy.sessions import SessionBook
+from services.inference_proxy.spill import Spill
 from services.inference_proxy.upstream import Upstream, Wire
 from services.inference_proxy.versions import VersionPusher
 from services.inference_proxy.wire import open_wire
 from services.kit.app import build_app
 from services.kit.auth import TokenCheck
+from sideband.model import ModelShape
+from sideband.routing import model_shape
 
 DESCRIPTION = (
     "Forwards inference requests to engines: rows of train requests go by handle, prefill and "
@@ -53,8 +58,12 @@ def create_app(settings: ProxySettings, *, wire: Wire | None = None) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         log.info("effective_settings", settings=settings.shown())
         async with open_wire(settings) if wire is None else nullcontext(wire) as opened:
-            with ThreadPoolExecutor(PAYLOAD_THREADS, "payload") as executor:
-                parts = build_parts(settings, opened, executor, metrics)
+            with (
+                ThreadPoolExecutor(PAYLOAD_THREADS, "payload") as executor,
+                ThreadPoolExecutor(settings.spill_threads, "spill") as writers,
+            ):
+                model = await asyncio.to_thread(load_model, settings.model_config_path)
+                parts = build_parts(settings, opened, executor, writers, metrics, model)
                 app.state.parts = parts
                 await asyncio.to_thread(parts.root.refresh)
                 async with _background(parts) as task:
@@ -100,12 +109,13 @@ def build_parts(
     settings: ProxySettings,
     wire: Wire,
     executor: ThreadPoolExecutor,
+    writers: ThreadPoolExecutor,
     metrics: Metrics,
+    model: ModelShape | None,
 ) -> Parts:
     """Everything that a running proxy consists of, wired."""
-    dialect: Dialect = VllmDialect()
     book, root, gate = (
-        _book(settings),
+        _book(settings, model),
         RootHandle(settings.payload_root, run_id=settings.run_id),
         Gate(),
     )
@@ -118,7 +128,12 @@ def build_parts(
     calls = EngineCalls(upstream, book, token=engine_token, metrics=metrics)
     janitor = Janitor(root, grace_s=settings.delete_grace_s, metrics=metrics, executor=executor)
     retries = RetryLimits(attempts_max=settings.attempts_max, wait_s_max=settings.retry_wait_s_max)
-    attempts = Attempts(calls, dialect, janitor, is_pair=book.is_pair)
+    spill = None
+    if model is not None:
+        budget = ByteBudget(settings.spill_bytes_max)
+        metrics.spill.held_bytes.set_function(lambda: budget.held_bytes)
+        spill = Spill(root, model, executor=writers, budget=budget, metrics=metrics)
+    attempts = Attempts(calls, janitor, spill, is_pair=book.is_pair)
     return Parts(
         settings=settings,
         book=book,
@@ -130,7 +145,6 @@ def build_parts(
             upstream,
             book,
             root,
-            dialect,
             interval_s=settings.probe_interval_s,
             timeout_s=settings.probe_timeout_s,
             token=engine_token,
@@ -146,14 +160,20 @@ def build_parts(
             metrics=metrics,
         ),
         generate=GenerateService(
-            attempts, book, sessions, root, gate, retries=retries, metrics=metrics
+            attempts, book, sessions, root, gate, spill, retries=retries, metrics=metrics
         ),
-        openai=OpenAIService(calls, book, dialect, gate, retries=retries),
+        openai=OpenAIService(calls, book, gate, retries=retries),
         metrics=metrics,
     )
 
 
-def _book(settings: ProxySettings) -> EngineBook:
+def load_model(path: Path | None) -> ModelShape | None:
+    """The fingerprint of the model whose config.json is at ``path``. Blocks."""
+    return None if path is None else model_shape(msgspec.json.decode(path.read_bytes())).check()
+
+
+def _book(settings: ProxySettings, model: ModelShape | None) -> EngineBook:
+    """The engines, each with its dialect. Raises UnknownDialect, ModelNeeded, CannotPair."""
     limits = HealthLimits(
         failures_max=settings.ejection_failures,
         returns_min=settings.return_probes,
@@ -167,9 +187,14 @@ def _book(settings: ProxySettings) -> EngineBook:
             role=engine.role,
             payload_mount=settings.mount_of(engine),
             health=Health(limits=limits),
+            dialect=load_dialect(engine.dialect, model),
+            spills=engine.spill == "proxy",
         )
         for engine in settings.engines
     ]
+    for engine in engines:
+        if engine.role != "colocated" and engine.dialect.decode_continues_prefill:
+            raise CannotPair(engine.name, engine.dialect.name)
     return EngineBook(engines, policy_version=settings.policy_version)
 
 

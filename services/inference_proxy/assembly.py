@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from services.inference_proxy.answers import Answer, Choice, MalformedAnswer, Segments
 from services.inference_proxy.inline import (
@@ -18,6 +19,7 @@ from services.inference_proxy.inline import (
     merge_rows,
     valid_ranges,
 )
+from sideband.engines.forms import routing_text
 from sideband.model import ModelShape
 from sideband.segments import by_field, coverage, merge_prefill_decode
 
@@ -53,11 +55,13 @@ def from_one(
 ) -> Outcome:
     """The answer of one engine alone. Raises MalformedAnswer.
 
-    Without ``reads_rows`` inline arrays pass unread: nobody will train on them.
+    Without ``reads_rows`` inline rows pass unread: nobody will train on them. Those read are
+    passed on as vLLM sends them, whatever form they came in.
     """
     body = {**answer.body, "request_id": request_id, "kv_transfer_params": None}
     ranges: dict[int, list[Range]] = {}
     starts: dict[str, int] = {}
+    texts: dict[int, str] = {}
     for choice in answer.choices:
         rows = None
         if reads_rows:
@@ -65,8 +69,17 @@ def from_one(
         ranges[choice.index] = _ranges(choice.segments, rows)
         if rows is not None and rows.pos:
             starts[str(choice.index)] = rows.pos
+        if rows is not None and rows.text is not choice.routed_experts:
+            texts[choice.index] = rows.text
+        elif isinstance(choice.routed_experts, np.ndarray):  # never JSON as it is
+            texts[choice.index] = routing_text(choice.routed_experts, choice.routed_experts)
     if starts:
         body["routed_experts_start"] = starts
+    if texts:
+        body["choices"] = [
+            {**raw, "routed_experts": texts[raw["index"]]} if raw["index"] in texts else raw
+            for raw in body["choices"]
+        ]
     return Outcome(
         body=body,
         token_ids={choice.index: choice.token_ids for choice in answer.choices},

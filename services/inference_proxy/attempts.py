@@ -18,17 +18,19 @@ from typing import Final
 
 import msgspec
 
-from services.inference_proxy.answers import Answer, MalformedAnswer, read_answer
+from services.inference_proxy.answers import Answer, MalformedAnswer
 from services.inference_proxy.assembly import Outcome, from_one, from_pair
 from services.inference_proxy.calls import EngineCalls
-from services.inference_proxy.dialects.base import Body, Dialect
+from services.inference_proxy.dialects.base import Body
 from services.inference_proxy.engines import Engine, Role
 from services.inference_proxy.janitor import Janitor
 from services.inference_proxy.offload import offload
 from services.inference_proxy.planning import Plan
-from services.inference_proxy.raw import parsed_answer
+from services.inference_proxy.reading import read_whole
 from services.inference_proxy.request_ids import AttemptIds, Leg
+from services.inference_proxy.spill import Spill
 from services.inference_proxy.upstream import EngineBroke, Reply, UpstreamError
+from sideband.engines.forms import routing_size_bytes
 from sideband.ids import RequestId
 
 EVENT_STREAM: Final = "text/event-stream"
@@ -44,6 +46,8 @@ class Opened:
 
     reply: Reply
     stack: AsyncExitStack
+    engine: Engine
+    leg: Leg
     request_id: RequestId  # of the request whose answer this is
     request_ids: tuple[RequestId, ...]  # all that may have written a file
     prefill: Answer | None  # the prefill leg of a pair
@@ -53,10 +57,9 @@ class Attempts:
     """Makes attempts; deciding whether to make another is the caller's."""
 
     def __init__(
-        self, calls: EngineCalls, dialect: Dialect, janitor: Janitor, *, is_pair: bool
+        self, calls: EngineCalls, janitor: Janitor, spill: Spill | None, *, is_pair: bool
     ) -> None:
-        assert not dialect.decode_continues_prefill, "no merge is written for such a dialect yet"
-        self._calls, self._dialect, self._janitor = calls, dialect, janitor
+        self._calls, self._janitor, self._spill = calls, janitor, spill
         self._is_pair = is_pair
 
     async def whole(self, plan: Plan, attempt: int, avoid: AbstractSet[str]) -> Outcome:
@@ -99,6 +102,8 @@ class Attempts:
             return Opened(
                 reply=reply,
                 stack=stack,
+                engine=engine,
+                leg=leg,
                 request_id=ids.of(leg),
                 request_ids=_every_id(ids),
                 prefill=prefill,
@@ -141,15 +146,38 @@ class Attempts:
     ) -> Answer:
         engine = self._choose(plan, role, avoid)
         body = self._body(plan, engine, ids, leg, prefill)
-        expected = plan.expected(ids.of(leg))
-        async with self._open(plan, engine, leg, body) as reply:
-            content = await reply.whole()
-        answer = await offload(
-            lambda: read_answer(parsed_answer(content), expected), size_bytes=len(content)
-        )
+        if self._spill is not None and engine.spills and plan.run_id is not None:
+            answer = await self._one_spilled(plan, ids.of(leg), engine, leg, body, self._spill)
+        else:
+            async with self._open(plan, engine, leg, body) as reply:
+                content = await reply.whole()
+            expected = plan.expected(ids.of(leg))
+            answer = await offload(
+                lambda: read_whole(engine.dialect, content, expected), size_bytes=len(content)
+            )
         if leg == "prefill" and [len(c.token_ids) > 1 for c in answer.choices] != [False]:
             raise MalformedAnswer("choices", "must be one, of one token, in a prefill leg")
         return answer
+
+    async def _one_spilled(
+        self,
+        plan: Plan,
+        request_id: RequestId,
+        engine: Engine,
+        leg: Leg,
+        body: Body,
+        spill: Spill,
+    ) -> Answer:
+        """The answer of an engine that writes no file, after its file was written here."""
+        expected = plan.expected(request_id, may_name_files=False)
+        async with AsyncExitStack() as held:
+            async with self._open(plan, engine, leg, body) as reply:
+                await held.enter_async_context(spill.room(reply.size_bytes))
+                content = await reply.whole()
+            answer = await offload(
+                lambda: read_whole(engine.dialect, content, expected), size_bytes=len(content)
+            )
+            return await spill.spilled(plan, leg, request_id, answer)
 
     @property
     def _alone(self) -> Role:
@@ -164,18 +192,18 @@ class Attempts:
     ) -> Body:
         ask = plan.ask(engine, ids, leg)
         if leg == "prefill":
-            return self._dialect.prefill(plan.call.body, ask)
+            return engine.dialect.prefill(plan.call.body, ask)
         if leg == "decode":
             assert prefill is not None, "decode follows prefill"
-            return self._dialect.decode(plan.call.body, ask, prefill.body)
-        return self._dialect.whole(plan.call.body, ask)
+            return engine.dialect.decode(plan.call.body, ask, prefill.body)
+        return engine.dialect.whole(plan.call.body, ask)
 
     def _open(
         self, plan: Plan, engine: Engine, leg: Leg, body: Body
     ) -> AbstractAsyncContextManager[Reply]:
         def reading(error: UpstreamError) -> Exception:
             """vLLM says with a 500 that it cannot return masks for this sampling."""
-            if isinstance(error, EngineBroke) and self._dialect.is_mask_refusal(
+            if isinstance(error, EngineBroke) and engine.dialect.is_mask_refusal(
                 plan.call.body, error.status, error.error
             ):
                 return MaskRefusal(error.reason)
@@ -183,7 +211,7 @@ class Attempts:
 
         return self._calls.open(
             engine,
-            self._dialect.generate_path,
+            engine.dialect.generate_path,
             leg=leg,
             content=msgspec.json.encode(body),
             headers=plan.call.headers,
@@ -217,4 +245,4 @@ def _every_id(ids: AttemptIds) -> tuple[RequestId, ...]:
 
 
 def _inline_bytes(answer: Answer) -> int:
-    return sum(len(choice.routed_experts or "") for choice in answer.choices)
+    return sum(routing_size_bytes(choice.routed_experts) for choice in answer.choices)

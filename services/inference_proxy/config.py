@@ -2,12 +2,13 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from services.inference_proxy.dialects.load import NAME_PATTERN
 from services.inference_proxy.engines import Role
 from services.inference_proxy.headers import is_sendable
 from services.inference_proxy.limits import ATTEMPTS_MAX, ENGINES_MAX, POLICY_VERSION_MAX
@@ -35,6 +36,15 @@ class EngineSettings(BaseModel):
     name: str = Field(pattern=ID_PATTERN, description="Its name in metrics and admin routes.")
     url: str = Field(description="Base URL; the only hosts that the proxy ever contacts.")
     role: Role = Field(default="colocated", description="What it does for a request.")
+    dialect: str = Field(
+        default="vllm",
+        pattern=NAME_PATTERN,
+        description="How it is asked and read: vllm, sglang, or the full name of a module.",
+    )
+    spill: Literal["engine", "proxy"] = Field(
+        default="engine",
+        description="Who writes payload files: its plugin, or the proxy from its inline answers.",
+    )
     payload_mount: str | None = Field(
         default=None, description="Where it mounts the payload root; the proxy's path by default."
     )
@@ -73,6 +83,18 @@ class ProxySettings(ServiceSettings):
     )
     run_id: str | None = Field(
         default=None, pattern=ID_PATTERN, description="The run; the root's marker says by default."
+    )
+    model_config_path: Path | None = Field(
+        default=None,
+        description="The model's config.json; needed by `spill: proxy` and by SGLang engines.",
+    )
+    spill_threads: int = Field(
+        default=16, ge=1, le=256, description="Payload files that are written at the same time."
+    )
+    spill_bytes_max: int = Field(
+        default=2 << 30,
+        ge=1 << 20,
+        description="Bytes of answers held at the same time to be spilled; more wait unread.",
     )
     policy_version: int = Field(
         default=0, ge=0, le=POLICY_VERSION_MAX, description="What the engines run at start."
@@ -154,6 +176,9 @@ class ProxySettings(ServiceSettings):
             raise ValueError("engines: colocated engines do not mix with prefill and decode")
         if roles in ({"prefill"}, {"decode"}):
             raise ValueError("engines: prefill and decode come together, one of each at least")
+        spills = any(engine.spill == "proxy" for engine in self.engines)
+        if spills and self.payload_root is not None and self.model_config_path is None:
+            raise ValueError("model_config_path: `spill: proxy` needs the model's config.json")
         if self.payload_root is not None and not self.payload_root.is_absolute():
             raise ValueError("payload_root must be an absolute path")
         return self

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+from services.inference_proxy.dialects.base import Dialect
 from services.inference_proxy.health import Health
 
 Role = Literal["colocated", "prefill", "decode"]
@@ -34,13 +35,18 @@ class VersionBackwards(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Engine:
-    """One engine. ``payload_mount`` is where it sees the payload root; None without a root."""
+    """One engine. ``payload_mount`` is where it sees the payload root; None without a root.
+
+    ``spills``: it writes no file, so the proxy does, from its inline answers.
+    """
 
     name: str
     url: str
     role: Role
     payload_mount: str | None
     health: Health
+    dialect: Dialect
+    spills: bool = False
     policy_version: int = 0
     in_flight: int = 0
     requests_total: int = 0

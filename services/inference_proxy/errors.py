@@ -4,7 +4,7 @@
 
     Problem (services.kit.problems)
     ├── BodyRefused 400          payload_dir_refused, kv_transfer_refused, choices_refused,
-    │                            truncation_refused, prompt_start_refused
+    │                            truncation_refused, prompt_start_refused, parameter_refused
     ├── SamplingRefused 400      the engine returns masks and cannot for this sampling
     ├── EngineRefusedRequest 4xx what the engine says about the request
     ├── UnknownEngineProblem 404, UnknownSession 404
@@ -14,7 +14,7 @@
     ├── UpstreamFailed 502       every attempt failed
     ├── AnswerRefused 502        an answer that cannot belong to its request
     ├── NoEngineServes 503       no_engine, engine_busy
-    ├── NotAdmitted 503, PayloadRootNotReady 503
+    ├── NotAdmitted 503, PayloadRootNotReady 503, PayloadNotWritten 503
     └── DeadlineExceeded 504
 """
 
@@ -26,10 +26,12 @@ from services.inference_proxy.admission import NotTaken
 from services.inference_proxy.answers import MalformedAnswer
 from services.inference_proxy.attempts import MaskRefusal
 from services.inference_proxy.calls import NoEngine
+from services.inference_proxy.dialects.base import UntranslatableParameter
 from services.inference_proxy.engines import UnknownEngine, VersionBackwards
+from services.inference_proxy.payloads import RootNotReady
 from services.inference_proxy.refusals import Refused
-from services.inference_proxy.service import RootNotReady
 from services.inference_proxy.sessions import VersionChanged
+from services.inference_proxy.spill import SpillFailed
 from services.inference_proxy.upstream import EngineBusy, EngineRefused, UpstreamError
 from services.inference_proxy.wanted import ClientGone, DeadlinePassed, SessionDiscarded
 from services.kit.problems import InvalidRequest, Problem
@@ -118,6 +120,12 @@ class PayloadRootNotReady(Problem):
     status, code, title = 503, "payload_root_not_ready", "Payload root not ready"
 
 
+class PayloadNotWritten(Problem):
+    """The proxy could not write the payload file; no token of the answer is lost to training."""
+
+    status, code, title = 503, "payload_not_written", "Payload file not written"
+
+
 class DeadlineExceeded(Problem):
     """The request's deadline over all attempts passed."""
 
@@ -138,6 +146,9 @@ def problem_of(error: Exception) -> Problem:
         return UpstreamFailed(str(error), engine=error.engine, headers=RETRY_LATER)
     if isinstance(error, MalformedAnswer):
         return AnswerRefused(str(error), part=error.part)
+    if isinstance(error, UntranslatableParameter):
+        rule = f"{error}; no engine that serves has it"
+        return BodyRefused(rule, code="parameter_refused", field=error.field)
     if isinstance(error, VersionChanged):
         return VersionConflict(str(error), pinned=error.pinned, asked=error.asked)
     if isinstance(error, VersionBackwards):
@@ -157,6 +168,7 @@ _PLAIN: tuple[tuple[type[Exception], type[Problem], dict[str, str] | None], ...]
     (NoEngine, NoEngineServes, RETRY_LATER),
     (NotTaken, NotAdmitted, RETRY_LATER),
     (RootNotReady, PayloadRootNotReady, RETRY_LATER),
+    (SpillFailed, PayloadNotWritten, RETRY_LATER),
     (UnknownEngine, UnknownEngineProblem, None),
     (ClientGone, ClientLeft, None),
     (SessionDiscarded, SessionGone, None),
@@ -174,6 +186,7 @@ GENERATE_PROBLEMS: tuple[type[Problem], ...] = (
     NoEngineServes,
     NotAdmitted,
     PayloadRootNotReady,
+    PayloadNotWritten,
     DeadlineExceeded,
 )
 OPENAI_PROBLEMS: tuple[type[Problem], ...] = (
@@ -194,6 +207,7 @@ OWN_ERRORS: tuple[type[Exception], ...] = (
     VersionChanged,
     VersionBackwards,
     MaskRefusal,
+    UntranslatableParameter,
     *(kind for kind, _, _ in _PLAIN),
 )
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from services.inference_proxy.answers import Choice, MalformedAnswer
 from services.inference_proxy.limits import ANSWER_BYTES_MAX
+from sideband.engines.forms import RoutingValue, decode_routing, routing_text
 from sideband.engines.inline import (
     InvalidInlineRouting,
     RowArray,
-    decode_npy_base64,
     encode_npy_base64,
     routing_position,
 )
@@ -44,17 +44,18 @@ def colocated_rows(choice: Choice, *, prompt_tokens: int, prompt_start: int) -> 
     """The rows of an answer that one engine gave alone. Raises MalformedAnswer."""
     if choice.routed_experts is None:
         return None
-    rows = _decode(choice.routed_experts)
+    rows, declared = _decode(choice.routed_experts)
     try:
         pos = routing_position(
             rows=len(rows),
             prompt_tokens=prompt_tokens,
             completion_tokens=len(choice.token_ids),
             prompt_start=prompt_start,
+            declared=declared,
         )
     except InvalidInlineRouting as exc:
         raise MalformedAnswer("routed_experts", str(exc)) from exc
-    return InlineRows(pos=pos, rows_NLK=rows, text=choice.routed_experts)
+    return InlineRows(pos=pos, rows_NLK=rows, text=routing_text(choice.routed_experts, rows))
 
 
 def decode_rows(choice: Choice, *, prompt_tokens: int) -> InlineRows | None:
@@ -66,12 +67,16 @@ def decode_rows(choice: Choice, *, prompt_tokens: int) -> InlineRows | None:
     """
     if choice.routed_experts is None:
         return None
-    rows = _decode(choice.routed_experts)
+    rows, declared = _decode(choice.routed_experts)
     stop = prompt_tokens + max(0, len(choice.token_ids) - 1)
     if not stop - prompt_tokens <= len(rows) <= stop:
         rule = f"{len(rows)} rows must fit [{prompt_tokens}, {stop})"
         raise MalformedAnswer("routed_experts", rule)
-    return InlineRows(pos=stop - len(rows), rows_NLK=rows, text=choice.routed_experts)
+    if declared not in {None, stop - len(rows)}:
+        rule = f"{len(rows)} rows that end at {stop} cannot start at {declared}"
+        raise MalformedAnswer("routed_experts", rule)
+    text = routing_text(choice.routed_experts, rows)
+    return InlineRows(pos=stop - len(rows), rows_NLK=rows, text=text)
 
 
 def merge_rows(
@@ -110,9 +115,9 @@ def valid_ranges(rows: InlineRows) -> list[tuple[int, int]]:
     return [(rows.pos + int(a), rows.pos + int(b)) for a, b in edges.reshape(-1, 2)]
 
 
-def _decode(text: str) -> RowArray:
+def _decode(value: RoutingValue) -> tuple[RowArray, int | None]:
     try:
-        return decode_npy_base64(text, bytes_max=ANSWER_BYTES_MAX)
+        return decode_routing(value, bytes_max=ANSWER_BYTES_MAX)
     except InvalidInlineRouting as exc:
         raise MalformedAnswer("routed_experts", str(exc)) from exc
 

@@ -5,6 +5,7 @@ from typing import Final
 ATTEMPTS_MAX: Final = 8  # more only delays the error that the client should see
 ENGINES_MAX: Final = 1024
 ANSWER_BYTES_MAX: Final = 1 << 30  # the largest inline P/D answer seen has 48 MB
+UNKNOWN_ANSWER_BYTES: Final = 16 << 20  # counted for an answer that does not tell its size
 ERROR_BYTES_MAX: Final = 64 << 10  # an engine's error body is read up to here
 EVENT_BYTES_MAX: Final = ANSWER_BYTES_MAX  # the last event of a stream carries all routing rows
 EVENTS_PER_TURN_MAX: Final = 64  # of one part of a stream, then others on the loop get their turn

@@ -15,6 +15,8 @@
 | proxy_answers_total | kind, form |
 | proxy_answer_bytes_total | kind |
 | proxy_inline_instead_of_handle_total | |
+| proxy_spilled_files_total, proxy_spilled_bytes_total, proxy_spilled_rows_invalid_total | |
+| proxy_spill_held_bytes | |
 | proxy_openai_train_total | |
 | proxy_sessions, proxy_session_tokens | |
 | proxy_policy_version_applied, proxy_policy_version_pushed | |
@@ -45,6 +47,28 @@ class Labelled(Generic[M]):
         if child is None:
             child = self._children[values] = self._metric.labels(*values)
         return child
+
+
+class SpillMetrics:
+    """Of files that the proxy writes itself."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.files_total = Counter(
+            "proxy_spilled_files_total", "Files that the proxy wrote.", registry=registry
+        )
+        self.bytes_total = Counter(
+            "proxy_spilled_bytes_total", "Bytes of these files.", registry=registry
+        )
+        self.rows_invalid_total = Counter(
+            "proxy_spilled_rows_invalid_total",
+            "Routing rows left out of these files as gaps.",
+            registry=registry,
+        )
+        self.held_bytes = Gauge(
+            "proxy_spill_held_bytes",
+            "Bytes of answers that are read or wait for their file.",
+            registry=registry,
+        )
 
 
 class Metrics:
@@ -94,6 +118,7 @@ class Metrics:
             "inline_instead_of_handle_total",
             "Train answers that came inline although a payload_dir was given.",
         )
+        self.spill = SpillMetrics(registry)
         self.openai_train_total = counter(
             "openai_train_total", "Train requests on OpenAI routes, which carry no rows."
         )

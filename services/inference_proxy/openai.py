@@ -16,7 +16,6 @@ import structlog
 
 from services.inference_proxy.admission import Gate
 from services.inference_proxy.calls import EngineCalls
-from services.inference_proxy.dialects.base import Dialect
 from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.offload import offload
 from services.inference_proxy.refusals import Refused, check_places
@@ -52,12 +51,11 @@ class OpenAIService:
         self,
         calls: EngineCalls,
         book: EngineBook,
-        dialect: Dialect,
         gate: Gate,
         *,
         retries: RetryLimits,
     ) -> None:
-        self._calls, self._book, self._dialect, self._gate = calls, book, dialect, gate
+        self._calls, self._book, self._gate = calls, book, gate
         self._retries = retries
 
     def check(self, call: OpenAICall) -> None:
@@ -91,13 +89,15 @@ class OpenAIService:
                     yield chunk
 
     async def _attempt(self, call: OpenAICall, avoid: AbstractSet[str]) -> OpenedAnswer:
-        body = call.body
+        body, prefilled = call.body, None
         role = self._book.roles[-1]  # decode of a pair, else colocated
         if self._book.is_pair and body is not None:
             content = await self._prefill(call, body, avoid)
-            answer = await offload(lambda: parsed(content), size_bytes=len(content))
-            body = self._dialect.openai_decode(body, answer if isinstance(answer, dict) else {})
+            prefilled = await offload(lambda: parsed(content), size_bytes=len(content))
         engine = self._calls.choose(role, session=call.session_id, avoid=avoid)
+        if prefilled is not None and body is not None:
+            answer = prefilled if isinstance(prefilled, dict) else {}
+            body = engine.dialect.openai_decode(body, answer)
         stack = AsyncExitStack()
         reply = await stack.enter_async_context(
             self._calls.open(
@@ -115,7 +115,7 @@ class OpenAIService:
         self, call: OpenAICall, body: dict[str, Any], avoid: AbstractSet[str]
     ) -> bytes:
         engine = self._calls.choose("prefill", session=call.session_id, avoid=avoid)
-        content = orjson.dumps(self._dialect.openai_prefill(body))
+        content = orjson.dumps(engine.dialect.openai_prefill(body))
         return await self._calls.ask(
             engine, call.path, leg="openai_prefill", content=content, headers=call.headers
         )

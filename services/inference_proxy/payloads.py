@@ -4,7 +4,12 @@ from pathlib import Path
 
 from sideband.errors import PayloadError
 from sideband.ids import RunId
+from sideband.payload.durable import DurableFolders
 from sideband.payload.root import PayloadRoot
+
+
+class RootNotReady(Exception):
+    """The payload root is configured and cannot be used yet, or belongs to another run by now."""
 
 
 class RootHandle:
@@ -13,6 +18,7 @@ class RootHandle:
     def __init__(self, path: Path | None, *, run_id: str | None) -> None:
         self._path = path
         self._wanted_run = None if run_id is None else RunId(run_id)
+        self._durable = DurableFolders()  # the root is opened often, what was synced is kept
         self.current: PayloadRoot | None = None
         self.problem: str | None = None if path is None else "the payload root was not read yet"
 
@@ -30,7 +36,9 @@ class RootHandle:
         if self._path is None:
             return None
         try:
-            self.current = PayloadRoot.open(self._path, run_id=self._wanted_run)
+            self.current = PayloadRoot.open(
+                self._path, run_id=self._wanted_run, durable=self._durable
+            )
             self.problem = None
         except PayloadError as exc:
             self.problem = str(exc)

@@ -40,7 +40,7 @@ class Plan:
     session: Session | None
     prompt: Tokens
     prompt_start: int
-    run_id: RunId | None  # set when the engines shall write files
+    run_id: RunId | None  # set when files shall be written
     base_id: str
 
     @property
@@ -63,12 +63,12 @@ class Plan:
         """Then a prefill leg is the whole answer."""
         return bool(self.call.body["sampling_params"].get("max_tokens") == 1)
 
-    def expected(self, request_id: RequestId) -> Expected:
+    def expected(self, request_id: RequestId, *, may_name_files: bool = True) -> Expected:
         """What the answer to an upstream request must agree with."""
         return Expected(
             prompt_tokens=self.prompt_tokens,
             policy_version=self.policy_version,
-            run_id=self.run_id,
+            run_id=self.run_id if may_name_files else None,
             request_id=request_id,
             choices=self.choices,
         )
@@ -82,7 +82,7 @@ class Plan:
         engine can die when asked for rows of tokens that it loaded from outside.
         """
         injection = None
-        if self.run_id is not None:
+        if self.run_id is not None and not engine.spills:
             assert engine.payload_mount is not None, "a payload root gives every engine a mount"
             folder = f"{engine.payload_mount.rstrip('/')}/v{self.policy_version}"
             injection = Injection(payload_dir=folder, run_id=self.run_id)
@@ -90,6 +90,7 @@ class Plan:
             request_id=ids.of(leg),
             injection=injection,
             prompt_start=self.prompt_tokens if leg == "decode" else self.prompt_start,
+            wants_rows=self.call.kind != "eval",
         )
 
 

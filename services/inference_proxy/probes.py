@@ -6,7 +6,6 @@ from concurrent.futures import Executor
 
 import structlog
 
-from services.inference_proxy.dialects.base import Dialect
 from services.inference_proxy.engines import Engine, EngineBook
 from services.inference_proxy.metrics import Metrics
 from services.inference_proxy.payloads import RootHandle
@@ -23,7 +22,6 @@ class Probes:
         upstream: Upstream,
         book: EngineBook,
         root: RootHandle,
-        dialect: Dialect,
         *,
         interval_s: float,
         timeout_s: float,
@@ -31,7 +29,7 @@ class Probes:
         metrics: Metrics,
         executor: Executor,
     ) -> None:
-        self._upstream, self._book, self._root, self._dialect = upstream, book, root, dialect
+        self._upstream, self._book, self._root = upstream, book, root
         self._interval_s, self._timeout_s, self._metrics = interval_s, timeout_s, metrics
         self._executor = executor
         self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
@@ -50,7 +48,7 @@ class Probes:
                 asyncio.timeout(self._timeout_s),
                 self._upstream.open(
                     engine.name,
-                    f"{engine.url}{self._dialect.health_path}",
+                    f"{engine.url}{engine.dialect.health_path}",
                     method="GET",
                     headers=self._headers,
                     timeout_s=self._timeout_s,

@@ -23,6 +23,7 @@ from services.inference_proxy.answers import (
 from services.inference_proxy.assembly import Range, from_one, merge_legs
 from services.inference_proxy.events import DONE, read_event, write_event
 from services.inference_proxy.planning import Plan
+from sideband.engines.forms import RoutingValue
 from sideband.ids import RequestId
 
 
@@ -61,11 +62,17 @@ class StreamRelay:
     def take(self, event: bytes) -> list[bytes]:
         """What the client gets for one event of the engine."""
         body = read_event(event)
-        if body is None:
-            if event.startswith(b"data:") and not event.startswith(DONE):
-                raise MalformedAnswer("event", "must be a JSON object")  # never passed on unread
-            released = self.end() if event.startswith(DONE) else []
-            return [*released, event + b"\n\n"]
+        return self.take_other(event) if body is None else self.take_body(body)
+
+    def take_other(self, event: bytes) -> list[bytes]:
+        """The same for an event that is no JSON object."""
+        if event.startswith(b"data:") and not event.startswith(DONE):
+            raise MalformedAnswer("event", "must be a JSON object")  # never passed on unread
+        released = self.end() if event.startswith(DONE) else []
+        return [*released, event + b"\n\n"]
+
+    def take_body(self, body: dict[str, Any]) -> list[bytes]:
+        """The same for the JSON object of an event, as vLLM sends it."""
         if "error" in body:
             self.has_failed = True
             return [write_event(body)]
@@ -123,7 +130,7 @@ class StreamRelay:
         self,
         body: dict[str, Any],
         index: int,
-        text: str | None,
+        text: RoutingValue | None,
         segments: dict[int, Any],
     ) -> dict[str, Any]:
         """``body`` with the rows of choice ``index``, which has all its tokens by now."""
@@ -147,10 +154,14 @@ class StreamRelay:
         starts = outcome.body.get("routed_experts_start")
         if starts:
             body = {**body, "routed_experts_start": starts}
-        return body
+        return {**body, "choices": outcome.body["choices"]} if "choices" in body else body
 
     def _with_pair_rows(
-        self, body: dict[str, Any], index: int, text: str | None, segments: dict[int, Any]
+        self,
+        body: dict[str, Any],
+        index: int,
+        text: RoutingValue | None,
+        segments: dict[int, Any],
     ) -> dict[str, Any]:
         assert self._prefill is not None
         choice = self._choice(index, text, segments)
@@ -173,7 +184,7 @@ class StreamRelay:
             raise MalformedAnswer(f"choices.{index}", "its rows came without it")
         return {**body, "choices": choices, **merged.members}
 
-    def _choice(self, index: int, text: str | None, segments: dict[int, Any]) -> Choice:
+    def _choice(self, index: int, text: RoutingValue | None, segments: dict[int, Any]) -> Choice:
         token_ids = self.token_ids.get(index, [])
         choice = Choice(
             index=index,

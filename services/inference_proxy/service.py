@@ -5,7 +5,7 @@ an attempt succeeds or ``attempts_max`` have failed; only what reached the clien
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import aclosing, contextmanager
 from typing import Protocol, TypeVar
@@ -19,24 +19,21 @@ from services.inference_proxy.assembly import Outcome, Range
 from services.inference_proxy.attempts import Attempts, Opened
 from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.events import EventSplitter, EventTooLarge, write_event
+from services.inference_proxy.feeding import EventFeed
 from services.inference_proxy.limits import EVENT_BYTES_MAX, EVENTS_PER_TURN_MAX
 from services.inference_proxy.metrics import Metrics
-from services.inference_proxy.offload import offload
-from services.inference_proxy.payloads import RootHandle
+from services.inference_proxy.payloads import RootHandle, RootNotReady
 from services.inference_proxy.planning import Call, Plan, make_plan
 from services.inference_proxy.relay import StreamRelay
 from services.inference_proxy.retries import RetryLimits, retried
 from services.inference_proxy.sessions import Session, SessionBook, Tokens, covered_until
+from services.inference_proxy.spill import Spill, SpillFailed
 from services.inference_proxy.upstream import EngineBroke, UpstreamError
 from sideband.ids import RunId
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-
-
-class RootNotReady(Exception):
-    """The payload root is configured and cannot be used yet."""
 
 
 class Attempt(Protocol[T_co]):
@@ -55,12 +52,14 @@ class GenerateService:
         sessions: SessionBook,
         root: RootHandle,
         gate: Gate,
+        spill: Spill | None,
         *,
         retries: RetryLimits,
         metrics: Metrics,
     ) -> None:
         self._attempts, self._book, self._sessions = attempts, book, sessions
         self._root, self._gate, self._retries, self._metrics = root, gate, retries, metrics
+        self._spill = spill
         self._has_warned = False
 
     def plan(self, call: Call) -> Plan:
@@ -112,7 +111,7 @@ class GenerateService:
         try:
             with self._gate.counted(), _busy(plan.session):
                 yield b""
-                async with aclosing(self._relayed(relay, opened)) as parts:
+                async with aclosing(self._relayed(plan, relay, opened)) as parts:
                     async for part in parts:
                         yield part
             is_discarded = plan.session is not None and plan.session.is_discarded
@@ -127,25 +126,28 @@ class GenerateService:
                 self._attempts.drop_ids(plan, opened.request_ids, "broken_stream")
             await opened.stack.aclose()
 
-    async def _relayed(self, relay: StreamRelay, opened: Opened) -> AsyncGenerator[bytes, None]:
+    async def _relayed(
+        self, plan: Plan, relay: StreamRelay, opened: Opened
+    ) -> AsyncGenerator[bytes, None]:
         splitter = EventSplitter(bytes_max=EVENT_BYTES_MAX)
         engine = opened.reply.engine
+        feed = EventFeed(relay, opened, plan, self._spill)
         try:
             async with opened.stack:  # an error inside counts against the engine
                 async for chunk in opened.reply.chunks():
                     for number, event in enumerate(splitter.feed(chunk), 1):
                         if number % EVENTS_PER_TURN_MAX == 0:
                             await asyncio.sleep(0)  # a part may hold very many events
-                        parts = await offload(_taking(relay, event), size_bytes=len(event))
+                        parts = await feed.parts(event)
                         if parts:
                             yield b"".join(parts)
             rest = splitter.rest()
-            parts = [*(relay.take(rest) if rest else []), *relay.end()]
+            parts = [*(await feed.parts(rest) if rest else []), *relay.end()]
             if parts:
                 yield b"".join(parts)
             if not relay.is_complete and not relay.has_failed:
                 raise EngineBroke(engine, "the stream ended before its last event")
-        except (UpstreamError, MalformedAnswer, EventTooLarge) as exc:
+        except (UpstreamError, MalformedAnswer, EventTooLarge, SpillFailed, RootNotReady) as exc:
             # The status line is long gone: the client learns it as an event, and no [DONE] comes.
             relay.has_failed = True
             log.warning("stream_broken", engine=engine, error=str(exc))
@@ -210,7 +212,3 @@ def _busy(session: Session | None) -> Iterator[None]:
         yield
     finally:
         session.in_flight -= 1
-
-
-def _taking(relay: StreamRelay, event: bytes) -> Callable[[], list[bytes]]:
-    return lambda: relay.take(event)

@@ -131,6 +131,13 @@ class Reply:
         """Of the body; JSON when the engine does not say."""
         return self.answer.content_type
 
+    @property
+    def size_bytes(self) -> int | None:
+        """Of the body, where the engine tells it."""
+        named = {name.lower(): value for name, value in self.answer.headers}
+        told = named.get("content-length", "")
+        return int(told) if told.isascii() and told.isdigit() and len(told) < 16 else None
+
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it comes, at most ANSWER_BYTES_MAX. Raises UpstreamError."""
         read_bytes = 0

@@ -12,18 +12,10 @@ from numpy.typing import NDArray
 
 from sideband.feed.micro_batch import RankMicroBatch
 from tests.integration.way import Way
-from tests.services.inference_proxy.stub import kept_ids, true_rows
+from tests.services.inference_proxy.stub import HF_CONFIG, kept_ids, true_rows
 
-HF_CONFIG = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
-    "num_hidden_layers": 3,
-    "num_experts": 8,
-    "num_experts_per_tok": 2,
-    "mlp_only_layers": [0],
-    "decoder_sparse_step": 1,
-    "vocab_size": 64,
-}
+__all__ = ["HF_CONFIG"]
+
 SAMPLING = {"temperature": 1.0, "top_k": 20, "top_p": 0.9}
 
 

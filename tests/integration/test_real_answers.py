@@ -1,7 +1,8 @@
 """Answers of a real vLLM from the engine's door to the tensors of every rank.
 
-Each recorded answer is sent as an engine would: inline, or by handle with the file that the library
-writes from it. What arrives at the ranks is compared with numpy's own reading of the recording.
+Each recorded answer is sent as an engine would: inline, by handle with the file that the library
+writes from it, or inline with a proxy that writes the file. What arrives at the ranks is compared
+with numpy's own reading of the recording.
 """
 
 import base64
@@ -29,6 +30,7 @@ from tests.services.inference_proxy.test_recorded import (
 
 SETTINGS = {"max_tokens": 12, "temperature": 1.0, "top_k": 20, "top_p": 0.9}
 CONFIG = DATA / "tiny-moe.config.json"
+FORMS = ("inline", "handle", "spill")
 DELTA = "0.32-p300_m8_promptstart260"  # asked from row 260 on: its sample has a hole
 
 
@@ -153,12 +155,12 @@ async def finish(way: Way) -> list[list[RankMicroBatch]]:
 
 
 @pytest.mark.parametrize("cp_size", [1, 2])
-@pytest.mark.parametrize("is_by_handle", [False, True], ids=["inline", "handle"])
+@pytest.mark.parametrize("form", FORMS)
 async def test_recorded_answers_reach_every_rank_as_they_were_recorded(
-    tmp_path: Path, is_by_handle: bool, cp_size: int
+    tmp_path: Path, form: str, cp_size: int
 ) -> None:
-    root = tmp_path / "root" if is_by_handle else None
-    engine = StubEngine()
+    root = None if form == "inline" else tmp_path / "root"
+    engine = StubEngine(spills=form == "spill")
     facts: dict[str, dict[str, Any]] = {}
     async with running_way(
         {"c0": engine},
@@ -170,7 +172,7 @@ async def test_recorded_answers_reach_every_rank_as_they_were_recorded(
     ) as way:
         for name in SINGLE:
             answer, body = recorded(f"{name}.response"), recorded(f"{name}.request")
-            engine.script.append(replay(answer, root))
+            engine.script.append(replay(answer, root if form == "handle" else None))
             await roll_out(way, name, body)
             prompt = body["token_ids"]
             facts[name.replace("_", "-")] = {
@@ -182,10 +184,11 @@ async def test_recorded_answers_reach_every_rank_as_they_were_recorded(
         check_all(await finish(way), facts)
 
 
-@pytest.mark.parametrize("is_by_handle", [False, True], ids=["inline", "handle"])
-async def test_recorded_pairs_reach_every_rank_merged(tmp_path: Path, is_by_handle: bool) -> None:
-    root = tmp_path / "root" if is_by_handle else None
-    engines = pair()
+@pytest.mark.parametrize("form", FORMS)
+async def test_recorded_pairs_reach_every_rank_merged(tmp_path: Path, form: str) -> None:
+    root = None if form == "inline" else tmp_path / "root"
+    written = root if form == "handle" else None
+    engines = pair(spills=form == "spill")
     facts: dict[str, dict[str, Any]] = {}
     async with running_way(
         engines, root=root, model_config=CONFIG, cp_size=2, seq_len=2048, step_rollouts=len(PAIRS)
@@ -193,8 +196,8 @@ async def test_recorded_pairs_reach_every_rank_merged(tmp_path: Path, is_by_hand
         for name in PAIRS:
             prefill = recorded(f"{name}_prefill.response")
             decode = recorded(f"{name}_decode.response")
-            engines["p0"].script.append(replay(prefill, root))
-            engines["d0"].script.append(replay(decode, root))
+            engines["p0"].script.append(replay(prefill, written))
+            engines["d0"].script.append(replay(decode, written))
             prompt_tokens = decode["usage"]["prompt_tokens"]
             prompt = [(7 * i) % 1024 for i in range(prompt_tokens)]
             await roll_out(way, name, {"token_ids": prompt, "sampling_params": SETTINGS})

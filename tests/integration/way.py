@@ -72,7 +72,9 @@ async def running_way(
             FeedSettings(run_id=RUN, endpoint="tcp://127.0.0.1:*", cp_size=cp_size, layout=layout)
         )
         await stack.enter_async_context(feed_app.router.lifespan_context(feed_app))
-        proxy = await stack.enter_async_context(running_proxy(engines, root=root))
+        proxy = await stack.enter_async_context(
+            running_proxy(engines, root=root, model_config_path=model_config)
+        )
         settings = OrchestratorSettings(
             run_id=RUN,
             payload_root=root,

@@ -1,5 +1,8 @@
-"""What the proxy must know about one kind of engine. A new dialect is one file with such a class.
+"""What the proxy must know about one kind of engine. A new dialect is one file: a module with a
+function ``make(model)`` that gives such an object, named by the ``dialect`` setting of an engine.
 
+Inside the proxy a request is a body of the generate route, and an answer is what vLLM 0.32 answers
+on it. A dialect says how its engine is asked for that, and makes that of what its engine answers.
 Everything here is pure: bodies go in, bodies come out, nothing is changed in place.
 """
 
@@ -25,6 +28,30 @@ class Ask:
     request_id: str
     injection: Injection | None
     prompt_start: int  # leading prompt rows that are not asked for
+    wants_rows: bool = True  # an engine that is asked request by request need not send others
+
+
+class UntranslatableParameter(Exception):
+    """A request asks for something that this kind of engine does not have."""
+
+    def __init__(self, field: str, rule: str) -> None:
+        self.field, self.rule = field, rule
+        super().__init__(f"{field}: {rule}")
+
+
+class UnreadableAnswer(Exception):
+    """An engine's answer that is none of its dialect; ``part`` says where."""
+
+    def __init__(self, part: str, rule: str) -> None:
+        self.part, self.rule = part, rule
+        super().__init__(f"{part}: {rule}")
+
+
+class EventReader(Protocol):
+    """The events of one stream, in order."""
+
+    def read(self, event: Body) -> Body:
+        """The event as vLLM sends it. Raises UnreadableAnswer."""
 
 
 class Dialect(Protocol):
@@ -37,13 +64,22 @@ class Dialect(Protocol):
     decode_continues_prefill: bool
 
     def whole(self, body: Body, ask: Ask) -> Body:
-        """The request as one engine answers it alone."""
+        """The request as one engine answers it alone. Raises UntranslatableParameter."""
 
     def prefill(self, body: Body, ask: Ask) -> Body:
         """The prefill leg: one token, not streamed, its KV cache kept for a decode engine."""
 
     def decode(self, body: Body, ask: Ask, prefill_answer: Mapping[str, Any]) -> Body:
         """The decode leg, told where prefill left the KV cache."""
+
+    def read(self, answer: object) -> object:
+        """An answer to any of them as vLLM gives it; ``answer`` is parsed JSON of any kind.
+
+        A choice's ``routed_experts`` may be an array. Raises UnreadableAnswer.
+        """
+
+    def events(self) -> EventReader:
+        """A reader for one stream."""
 
     def openai_prefill(self, body: Body) -> Body:
         """The prefill leg of an OpenAI request."""

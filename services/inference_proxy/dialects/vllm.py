@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from services.inference_proxy.dialects.base import Ask, Body
+from sideband.model import ModelShape
 
 # What vLLM's transfer connectors expect on the prefill leg; the decode leg gets what comes back.
 PREFILL_KV: Final[Mapping[str, Any]] = {
@@ -49,6 +50,14 @@ class VllmDialect:
         transfer = prefill_answer.get("kv_transfer_params")
         return _with_kv(asked, transfer) if isinstance(transfer, dict) else asked
 
+    def read(self, answer: object) -> object:
+        """It is one already."""
+        return answer
+
+    def events(self) -> "VllmEvents":
+        """Nothing is kept from event to event."""
+        return VllmEvents()
+
     def openai_prefill(self, body: Body) -> Body:
         """One token; both names of the limit, since chat has two."""
         dropped = ("stream_options", "min_tokens", "logprobs", "top_logprobs", *_STOPS)
@@ -71,6 +80,19 @@ class VllmDialect:
         temperature, top_k = params.get("temperature"), params.get("top_k")
         is_cut = (temperature is None or temperature > 0) and (top_k is not None and top_k > 0)
         return message == "" and not is_cut
+
+
+class VllmEvents:
+    """Events are passed on as they are."""
+
+    def read(self, event: Body) -> Body:
+        """The same event."""
+        return event
+
+
+def make(model: ModelShape | None) -> VllmDialect:
+    """vLLM's answers tell their shapes, so no model is needed."""
+    return VllmDialect()
 
 
 def _params(body: Body, ask: Ask) -> Body:

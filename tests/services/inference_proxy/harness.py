@@ -1,6 +1,7 @@
 """Runs engines and the proxy on loopback inside the test's own loop."""
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -19,7 +20,7 @@ from services.inference_proxy.endpoints.parts import Parts
 from services.inference_proxy.upstream import EngineUnreachable
 from sideband.ids import RunId
 from sideband.payload.root import PayloadRoot
-from tests.services.inference_proxy.stub import StubEngine
+from tests.services.inference_proxy.stub import HF_CONFIG, StubEngine
 
 RUN = RunId("run-1")
 TRAIN = {"X-Sideband-Kind": "train"}
@@ -149,6 +150,9 @@ async def running(
     }
     if root is not None:
         PayloadRoot.create(root, RUN, fresh=True)
+        if any(engine.spills for engine in engines.values()) and "model_config_path" not in options:
+            options["model_config_path"] = root.with_name("model.json")
+            options["model_config_path"].write_text(json.dumps(HF_CONFIG))
     async with AsyncExitStack() as stack:
         configured = []
         for name, engine in engines.items():
@@ -157,7 +161,10 @@ async def running(
             if has_sockets:
                 url = await stack.enter_async_context(served(engine.app()))
             role: Any = engine.role
-            configured.append(EngineSettings(name=name, url=url, role=role))
+            spill: Any = "proxy" if engine.spills else "engine"
+            configured.append(
+                EngineSettings(name=name, url=url, role=role, spill=spill, dialect=engine.dialect)
+            )
         app = create_app(
             ProxySettings(
                 engines=tuple(configured), payload_root=root or payload_root_later, **options
@@ -173,9 +180,12 @@ async def running(
         yield Running(await stack.enter_async_context(http), parts, engines, root, app)
 
 
-def pair() -> dict[str, StubEngine]:
+def pair(*, spills: bool = False) -> dict[str, StubEngine]:
     """One prefill and one decode engine."""
-    return {"p0": StubEngine("prefill"), "d0": StubEngine("decode")}
+    return {
+        "p0": StubEngine("prefill", spills=spills),
+        "d0": StubEngine("decode", spills=spills),
+    }
 
 
 def request_body(prompt: list[int], max_tokens: int = 4, **params: Any) -> dict[str, Any]:

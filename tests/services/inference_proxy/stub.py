@@ -27,6 +27,16 @@ from sideband.payload.root import PayloadRoot
 from sideband.payload.writer import write_payload
 
 MODEL = ModelShape(num_layers=3, layer_ids=(1, 2), top_k=2, id_space=8, vocab_size=64)
+HF_CONFIG = {  # the same model as its config.json says it
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 3,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "mlp_only_layers": [0],
+    "decoder_sparse_step": 1,
+    "vocab_size": 64,
+}
 GARBAGE = 7  # added to the ids of rows that a decode engine made up
 
 Json = dict[str, Any]
@@ -71,6 +81,8 @@ class StubEngine:
     role: str = "colocated"
     root: Path | None = None
     by_handle: bool = True  # False: a server without the plugin
+    dialect: str = "vllm"
+    spills: bool = False  # such a server, whose files the proxy writes
     requests: list[Json] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     script: deque[Script] = field(default_factory=deque)
@@ -166,6 +178,7 @@ class StubEngine:
         extra = params.get("extra_args") or {}
         if (extra.get("kv_transfer_params") or {}).get("do_remote_decode"):
             answer["kv_transfer_params"] = {"do_remote_prefill": True, "remote_host": "prefill"}
+        assert not (self.spills and "payload_dir" in extra), "it would not understand it"
         if "payload_dir" in extra and self.by_handle:
             answer |= self.written(extra, body["request_id"], payloads)
             for choice in choices:

@@ -133,7 +133,14 @@ def test_an_engine_that_failed_is_avoided_while_another_serves() -> None:
 
 def book(count: int = 2) -> EngineBook:
     engines = [
-        Engine(name=f"e{i}", url="", role="colocated", payload_mount=None, health=healthy())
+        Engine(
+            name=f"e{i}",
+            url="",
+            role="colocated",
+            payload_mount=None,
+            health=healthy(),
+            dialect=VllmDialect(),
+        )
         for i in range(count)
     ]
     return EngineBook(engines)

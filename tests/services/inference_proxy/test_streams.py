@@ -48,12 +48,14 @@ def last_of(events: list[Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("is_pair", [False, True])
-@pytest.mark.parametrize("by_handle", [False, True])
+@pytest.mark.parametrize("form", ["inline", "handle", "spill"])
 async def test_a_stream_carries_the_same_rows_in_its_last_event(
-    tmp_path: Path, by_handle: bool, is_pair: bool
+    tmp_path: Path, form: str, is_pair: bool
 ) -> None:
+    by_handle, spills = form != "inline", form == "spill"
     root = tmp_path / "root" if by_handle else None
-    async with running(pair() if is_pair else {"e0": StubEngine()}, root=root) as proxy:
+    engines = pair(spills=spills) if is_pair else {"e0": StubEngine(spills=spills)}
+    async with running(engines, root=root) as proxy:
         answer = await proxy.generate(streamed(), session="s1")
         assert answer.headers["content-type"].startswith("text/event-stream")
         events = events_of(answer.text)
@@ -67,6 +69,7 @@ async def test_a_stream_carries_the_same_rows_in_its_last_event(
         if by_handle:
             (mask,) = segments_of(last, "sampling_mask")
             assert (mask.pos, mask.stop) == (6, 10)
+            assert not any(c["sampling_mask"] for e in events[:-1] for c in e["choices"])
         # The next turn of the session knows what the stream delivered.
         await proxy.generate(request_body([*PROMPT, *tokens, 1]), session="s1")
         first_leg = proxy.engines["p0" if is_pair else "e0"]
@@ -101,8 +104,9 @@ async def test_prefills_rows_come_even_when_decode_names_none(tmp_path: Path) ->
         assert_rows(routing_of(events[0], proxy.root), true_rows(PROMPT))
 
 
-async def test_several_choices_stream_through_one_engine(tmp_path: Path) -> None:
-    async with running({"e0": StubEngine()}, root=tmp_path / "root") as proxy:
+@pytest.mark.parametrize("spills", [False, True])
+async def test_several_choices_stream_through_one_engine(tmp_path: Path, spills: bool) -> None:
+    async with running({"e0": StubEngine(spills=spills)}, root=tmp_path / "root") as proxy:
         events = events_of((await proxy.generate(streamed(n=2))).text)
         (named,) = [e for e in events[:-1] if e.get("payload_segments")]
         assert set(named["payload_segments"]) == {"0", "1"}

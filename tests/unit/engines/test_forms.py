@@ -15,10 +15,8 @@ from sideband.engines.npy import InvalidInlineRouting, decode_npy_base64
 from sideband.model import ModelShape
 from sideband.routing.rows import RowArray
 
-ROWS = arrays(
-    st.sampled_from([np.dtype(np.uint8), np.dtype("<u2")]),
-    st.tuples(st.integers(0, 5), st.integers(1, 3), st.integers(1, 4)),
-)
+SHAPES = st.tuples(st.integers(0, 5), st.integers(1, 3), st.integers(1, 4))
+ROWS: st.SearchStrategy[RowArray] = st.one_of(arrays(np.uint8, SHAPES), arrays(np.uint16, SHAPES))
 MODEL = ModelShape(num_layers=2, layer_ids=(0, 1), top_k=2, id_space=8, vocab_size=16)
 BYTES_MAX = 1 << 12
 

@@ -1,0 +1,22 @@
+"""Reads what engines send with their dialect: whole answers, and the events of streams."""
+
+from services.inference_proxy.answers import Answer, Expected, MalformedAnswer, read_answer
+from services.inference_proxy.dialects.base import Body, Dialect, EventReader, UnreadableAnswer
+from services.inference_proxy.raw import parsed_answer
+
+
+def read_whole(dialect: Dialect, content: bytes, expected: Expected) -> Answer:
+    """The answer in ``content``, checked. Raises MalformedAnswer."""
+    try:
+        body = dialect.read(parsed_answer(content))
+    except UnreadableAnswer as exc:
+        raise MalformedAnswer(exc.part, exc.rule) from exc
+    return read_answer(body, expected)
+
+
+def read_part(reader: EventReader, body: Body) -> Body:
+    """One event as vLLM sends it. Raises MalformedAnswer."""
+    try:
+        return reader.read(body)
+    except UnreadableAnswer as exc:
+        raise MalformedAnswer(exc.part, exc.rule) from exc

@@ -1,0 +1,323 @@
+"""Engines without the plugin: the proxy writes the payload file from their inline answers."""
+
+import asyncio
+import shutil
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from fastapi import Response
+from prometheus_client import CollectorRegistry
+
+from services.inference_proxy.answers import MalformedAnswer
+from services.inference_proxy.budget import ByteBudget
+from services.inference_proxy.config import EngineSettings, ProxySettings
+from services.inference_proxy.metrics import Metrics
+from services.inference_proxy.payloads import RootHandle, RootNotReady
+from services.inference_proxy.planning import Call, Plan, make_plan
+from services.inference_proxy.spill import (
+    Asked,
+    InlineChoice,
+    Spill,
+    SpillFailed,
+    payload_of,
+)
+from sideband.engines.inline import encode_npy_base64
+from sideband.ids import RequestId, RunId
+from sideband.payload.errors import WriteFailed
+from sideband.payload.reader import PayloadReader
+from sideband.payload.root import PayloadRoot
+from tests.services.inference_proxy.harness import RUN, pair, request_body, running, until
+from tests.services.inference_proxy.reading import assert_rows, routing_of, segments_of
+from tests.services.inference_proxy.stub import (
+    MODEL,
+    StubEngine,
+    all_layers,
+    kept_ids,
+    sampled,
+    true_rows,
+)
+
+PROMPT = [5, 17, 3, 42, 8, 1]
+TOKENS = PROMPT + sampled(PROMPT, 4)
+
+
+def kept_in(answer: dict[str, Any], root: Path) -> list[list[int]]:
+    """The kept sets that the answer's mask segment names."""
+    (segment,) = segments_of(answer, "sampling_mask")
+    reader = PayloadReader(PayloadRoot.open(root), model=MODEL)
+    try:
+        masks = reader.read_masks(segment)
+    finally:
+        reader.close()
+    return [masks[i].tolist() for i in range(len(masks))]
+
+
+@pytest.mark.parametrize("is_pair", [False, True])
+async def test_a_stock_engine_answers_by_handle_through_the_proxy(
+    tmp_path: Path, is_pair: bool
+) -> None:
+    root = tmp_path / "root"
+    engines = pair(spills=True) if is_pair else {"e0": StubEngine(spills=True)}
+    async with running(engines, root=root) as proxy:
+        answer = (await proxy.generate(request_body(PROMPT))).json()
+        (choice,) = answer["choices"]
+        assert (choice["routed_experts"], choice["sampling_mask"]) == (None, None)
+        assert answer["payload_model"]["layer_ids"] == [1, 2]
+        assert_rows(routing_of(answer, root), true_rows(TOKENS[:-1]))
+        assert kept_in(answer, root) == [kept_ids(token) for token in TOKENS[6:]]
+        assert len(proxy.files()) == 1 + is_pair
+        asked = [request["sampling_params"] for e in engines.values() for request in e.requests]
+        assert not any("payload_dir" in (each.get("extra_args") or {}) for each in asked)
+        metrics = (await proxy.http.get("/metrics")).text
+        assert f"proxy_spilled_files_total {len(proxy.files())}.0" in metrics
+        assert "proxy_spill_held_bytes 0.0" in metrics
+
+
+async def test_eval_requests_of_a_stock_engine_stay_inline(tmp_path: Path) -> None:
+    async with running({"e0": StubEngine(spills=True)}, root=tmp_path / "root") as proxy:
+        answer = await proxy.http.post("/inference/v1/generate", json=request_body(PROMPT))
+        assert answer.json()["choices"][0]["routed_experts"] is not None
+        assert proxy.files() == []
+
+
+@pytest.mark.parametrize("obeys", [True, False])
+async def test_a_follow_up_turn_writes_only_rows_that_are_new(tmp_path: Path, obeys: bool) -> None:
+    root = tmp_path / "root"
+    async with running({"e0": StubEngine(spills=True, obeys=obeys)}, root=root) as proxy:
+        await proxy.generate(request_body(PROMPT), session="s1")
+        prompt = [*TOKENS, 9]
+        answer = (await proxy.generate(request_body(prompt), session="s1")).json()
+        whole = true_rows((prompt + sampled(prompt, 4))[:-1])
+        assert_rows(routing_of(answer, root), whole[9:], start=9)
+
+
+async def test_all_choices_of_a_request_lie_in_one_file(tmp_path: Path) -> None:
+    async with running({"e0": StubEngine(spills=True)}, root=tmp_path / "root") as proxy:
+        answer = (await proxy.generate(request_body(PROMPT, n=3))).json()
+        assert set(answer["payload_segments"]) == {"0", "1", "2"}
+        assert len(proxy.files()) == 1
+
+
+async def test_an_invalid_row_is_a_gap_also_when_the_proxy_writes(tmp_path: Path) -> None:
+    engine, root = StubEngine(spills=True), tmp_path / "root"
+    rows = all_layers(true_rows(TOKENS[:-1]))
+    rows[3, 1] = 5  # the same expert twice
+    choice = {"index": 0, "token_ids": TOKENS[6:], "routed_experts": encode_npy_base64(rows)}
+    engine.script.append(lambda _: StubEngine.json({"choices": [choice]}))
+    async with running({"e0": engine}, root=root) as proxy:
+        answer = (await proxy.generate(request_body(PROMPT))).json()
+        assert sorted(routing_of(answer, root)) == [0, 1, 2, 4, 5, 6, 7, 8]
+        metrics = (await proxy.http.get("/metrics")).text
+        assert "proxy_spilled_rows_invalid_total 1.0" in metrics
+
+
+async def test_the_prefill_file_of_a_failed_decode_goes(tmp_path: Path) -> None:
+    engines = pair(spills=True)
+    engines["d0"].script.append(lambda _: StubEngine.json({}, 500))
+    async with running(engines, root=tmp_path / "root") as proxy:
+        answer = (await proxy.generate(request_body(PROMPT))).json()
+        named = {s["file"] for s in answer["payload_segments"]["0"]}
+        assert len(engines["p0"].requests) == 2
+        await until(lambda: set(proxy.files()) == named)
+        assert len(named) == 2
+
+
+BROKEN: list[tuple[dict[str, Any], str]] = [
+    ({"routed_experts": encode_npy_base64(all_layers(true_rows(TOKENS)))}, "10 rows"),
+    ({"routed_experts": encode_npy_base64(true_rows(TOKENS[:-1]))}, "rows of (2, 2)"),
+    ({"routed_experts": "AAAA"}, "npy"),
+    ({"sampling_mask": [[1]] * 4}, "sampled"),
+    ({"sampling_mask": [kept_ids(TOKENS[6])]}, "1 rows"),
+    ({"token_ids": [*TOKENS[6:9], 64]}, "vocabulary"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), BROKEN, ids=[said for _, said in BROKEN])
+async def test_rows_that_cannot_be_the_requests_are_refused_and_leave_no_file(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    engine = StubEngine(spills=True)
+    choice = {"index": 0, "token_ids": TOKENS[6:], **change}
+    engine.script.append(lambda _: StubEngine.json({"choices": [choice]}))
+    async with running({"e0": engine}, root=tmp_path / "root") as proxy:
+        answer = await proxy.generate(request_body(PROMPT))
+        assert (answer.status_code, answer.json()["code"]) == (502, "engine_answer_malformed")
+        assert said in answer.json()["detail"]
+        assert proxy.files() == []
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_segments_of_an_engine_that_writes_no_files_are_refused(
+    tmp_path: Path, is_stream: bool
+) -> None:
+    def lying(body: dict[str, Any]) -> Any:
+        choices = [{"index": 0, "token_ids": [1], "finish_reason": "length"}]
+        whole = {"choices": choices, "payload_segments": {}}
+        return StubEngine.json(whole) if not is_stream else streamed(whole)
+
+    engine = StubEngine(spills=True)
+    engine.script.append(lying)
+    async with running({"e0": engine}, root=tmp_path / "root") as proxy:
+        answer = await proxy.generate({**request_body(PROMPT), "stream": is_stream})
+        assert "came without a payload_dir" in answer.text
+
+
+def streamed(event: dict[str, Any]) -> Any:
+    content = b"data: " + orjson.dumps(event) + b"\n\ndata: [DONE]\n\n"
+    return Response(content, media_type="text/event-stream")
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_file_that_cannot_be_written_is_said_and_blames_no_engine(
+    tmp_path: Path, is_stream: bool
+) -> None:
+    root = tmp_path / "root"
+    async with running({"e0": StubEngine(spills=True)}, root=root) as proxy:
+        (root / "v0").write_text("a file where the folder must be")
+        answer = await proxy.generate({**request_body(PROMPT), "stream": is_stream})
+        if is_stream:
+            assert "v0" in answer.text
+            assert "[DONE]" not in answer.text
+        else:
+            assert (answer.status_code, answer.json()["code"]) == (503, "payload_not_written")
+        (engine,) = proxy.parts.book
+        assert (engine.health.state, engine.health.failures) == ("healthy", 0)
+
+
+async def test_spilling_asks_for_the_models_config(tmp_path: Path) -> None:
+    engine = EngineSettings(name="e0", url="http://e0", spill="proxy")
+    with pytest.raises(ValueError, match="model_config_path"):
+        ProxySettings(engines=(engine,), payload_root=tmp_path)
+    ProxySettings(engines=(engine,))  # without a root nothing is spilled
+
+
+class ByHand(Executor):
+    """Runs what was submitted when it is told to, as a thread that is slow to write."""
+
+    def __init__(self) -> None:
+        self.work: list[tuple[Future[Any], Any]] = []
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.work.append((future, lambda: fn(*args, **kwargs)))
+        return future
+
+    def start(self) -> None:
+        """From here on the work cannot be cancelled any more."""
+        for future, _ in self.work:
+            future.set_running_or_notify_cancel()
+
+    def finish(self) -> None:
+        for future, work in self.work:
+            future.set_result(work())
+
+
+def spill_at(root: Path, executor: Executor) -> tuple[Spill, Plan, list[InlineChoice]]:
+    PayloadRoot.create(root, RUN, fresh=True)
+    handle = RootHandle(root, run_id=None)
+    handle.refresh()
+    spill = Spill(
+        handle,
+        MODEL,
+        executor=executor,
+        budget=ByteBudget(1 << 20),
+        metrics=Metrics(CollectorRegistry()),
+    )
+    call = Call(
+        body=request_body(PROMPT),
+        prompt=np.asarray(PROMPT, np.int32),
+        kind="train",
+        request_id=RequestId("r1"),
+        session_id=None,
+        policy_version=0,
+        headers=(),
+    )
+    plan = make_plan(call, call.prompt, session=None, policy_version=0, run_id=RUN)
+    rows = all_layers(true_rows(TOKENS[:-1]))
+    choice = InlineChoice(index=0, token_ids=TOKENS[6:], routed_experts=rows, sampling_mask=None)
+    return spill, plan, [choice]
+
+
+async def test_a_write_that_nobody_waits_for_any_more_leaves_no_file(tmp_path: Path) -> None:
+    root, executor = tmp_path / "root", ByHand()
+    spill, plan, choices = spill_at(root, executor)
+    task = asyncio.create_task(
+        spill.write(plan, "whole", RequestId("r1.a1"), choices, layer_ids=None)
+    )
+    await until(lambda: executor.work)
+    executor.start()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.to_thread(executor.finish)
+    assert list(root.rglob("*.sbp")) == []
+
+
+async def test_the_answer_waits_for_its_file(tmp_path: Path) -> None:
+    root, executor = tmp_path / "root", ByHand()
+    spill, plan, choices = spill_at(root, executor)
+    task = asyncio.create_task(
+        spill.write(plan, "whole", RequestId("r1.a1"), choices, layer_ids=None)
+    )
+    await until(lambda: executor.work)
+    assert not task.done()
+    executor.start()
+    await asyncio.to_thread(executor.finish)
+    report = await task
+    assert [str(path.relative_to(root)) for path in root.rglob("*.sbp")] == [report.file]
+
+
+async def test_a_root_that_another_run_took_over_is_not_written_to(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    spill, plan, choices = spill_at(root, ByHand())
+    shutil.rmtree(root)
+    PayloadRoot.create(root, RunId("run-2"), fresh=True)
+    spill._root.refresh()
+    with pytest.raises(RootNotReady, match="another run"):
+        await spill.write(plan, "whole", RequestId("r1.a1"), choices, layer_ids=None)
+
+
+@pytest.mark.parametrize(
+    ("leg", "first", "kept"),
+    [("whole", 2, [0, 9]), ("prefill", 2, None), ("decode", 6, [0, 9])],
+)
+def test_a_leg_writes_its_own_rows_and_no_others(leg: Any, first: int, kept: Any) -> None:
+    """Rows of an earlier turn, decode's rows of the prompt and prefill's mask are left out."""
+    tokens = TOKENS[:7] if leg == "prefill" else TOKENS
+    choice = InlineChoice(
+        index=0,
+        token_ids=tokens[6:],
+        routed_experts=all_layers(true_rows(tokens[:-1])),
+        sampling_mask=[kept_ids(token) for token in tokens[6:]],
+    )
+    asked = Asked(leg=leg, prompt_tokens=6, prompt_start=2, layer_ids=None)
+    payload = payload_of(choice, asked, MODEL)
+    assert payload.routing is not None
+    assert payload.routing.pos == first
+    np.testing.assert_array_equal(payload.routing.rows_NLK, true_rows(tokens[:-1])[first:])
+    assert (payload.masks is None) == (kept is None)
+
+
+def test_decode_rows_that_do_not_reach_the_prompt_are_refused() -> None:
+    rows = all_layers(true_rows(TOKENS[:-1]))[-2:]
+    choice = InlineChoice(index=0, token_ids=TOKENS[6:], routed_experts=rows, sampling_mask=None)
+    asked = Asked(leg="decode", prompt_tokens=6, prompt_start=0, layer_ids=None)
+    with pytest.raises(MalformedAnswer, match="2 rows"):
+        payload_of(choice, asked, MODEL)
+
+
+async def test_a_full_disk_is_the_proxys_trouble(tmp_path: Path) -> None:
+    spill, plan, choices = spill_at(tmp_path / "root", executor := ByHand())
+    task = asyncio.create_task(
+        spill.write(plan, "whole", RequestId("r1.a1"), choices, layer_ids=None)
+    )
+    await until(lambda: executor.work)
+    executor.start()
+    for future, _ in executor.work:
+        future.set_exception(WriteFailed("v0/x", OSError(28, "No space left on device")))
+    with pytest.raises(SpillFailed, match="No space left"):
+        await task
