@@ -10,6 +10,7 @@ PayloadError
 │   ├── PayloadNotFound      retryable: network filesystems cache the absence of a name
 │   ├── StalePayload         retryable after reopening (ESTALE)
 │   ├── PayloadTruncated     retryable: fewer bytes than promised
+│   ├── NoDescriptorFree     retryable: other reads give theirs back (EMFILE, ENFILE)
 │   └── ReadFailed           any other error of the operating system
 ├── UnreadablePayload        the bytes are not what they must be
 │   ├── NotAPayload, UnreadableVersion, UnknownFlags, HeaderTooLarge, HeaderCorrupt
@@ -114,6 +115,15 @@ class PayloadTruncated(PayloadUnavailable):
     def __init__(self, file: str, *, expected_bytes: int, actual_bytes: int) -> None:
         self.expected_bytes, self.actual_bytes = expected_bytes, actual_bytes
         super().__init__(f"{actual_bytes} bytes, must be {expected_bytes}", file=file)
+
+
+class NoDescriptorFree(PayloadUnavailable):
+    """The process or the host has too many files open. Retryable: reads that end close theirs."""
+
+    is_retryable = True
+
+    def __init__(self, file: str) -> None:
+        super().__init__("too many open files; raise the limit (ulimit -n)", file=file)
 
 
 class ReadFailed(PayloadUnavailable):
@@ -267,4 +277,6 @@ def read_error(file: str, error: OSError) -> PayloadUnavailable:
         return PayloadNotFound(file)
     if error.errno == errno.ESTALE:
         return StalePayload(file)
+    if error.errno in {errno.EMFILE, errno.ENFILE}:
+        return NoDescriptorFree(file)
     return ReadFailed(file, error)

@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from sideband.payload.errors import NoDescriptorFree
 from sideband.payload.folders import close_read
 from sideband.payload.header import PayloadHeader, Section
 
@@ -55,7 +56,8 @@ class OpenFiles:
     """At most ``files_max`` idle files stay open; files in use do not count.
 
     ``use`` opens a file once even when many threads ask at the same time, and never holds up
-    those that ask for other files. A failed opening is not remembered.
+    those that ask for other files. A failed opening is not remembered. Where descriptors run out,
+    idle files give theirs up.
     """
 
     def __init__(self, open_payload: Callable[[str], OpenPayload], *, files_max: int) -> None:
@@ -101,7 +103,11 @@ class OpenFiles:
     def _opened(self, entry: _Entry, file: str) -> OpenPayload:
         with entry.opening:
             if entry.payload is None:
-                entry.payload = self._open_payload(file)
+                try:
+                    entry.payload = self._open_payload(file)
+                except NoDescriptorFree:
+                    self._close_idle()
+                    entry.payload = self._open_payload(file)
             return entry.payload
 
     def _release(self, file: str, entry: _Entry) -> None:
@@ -114,6 +120,11 @@ class OpenFiles:
             elif entry.payload is None:
                 del self._entries[file]
             self._evict()
+
+    def _close_idle(self) -> None:
+        with self._lock:
+            for file in [file for file, entry in self._entries.items() if not entry.users]:
+                self._drop(self._entries.pop(file))
 
     def _evict(self) -> None:
         surplus = len(self._entries) - self._files_max

@@ -1,18 +1,20 @@
 """Open files are kept, bounded, shared between threads, and closed exactly once."""
 
+import itertools
 import os
 import random
+import resource
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 from sideband.payload import PayloadError, PayloadReader, PayloadRoot
-from sideband.payload.errors import PayloadNotFound
+from sideband.payload.errors import NoDescriptorFree, PayloadNotFound
 from sideband.payload.handles import OpenFiles, OpenPayload
 from sideband.payload.header import PayloadHeader
 from tests.unit.payload.support import REQUEST, RUN, WIDE, file_path, of_field, rows_read, write_one
@@ -205,6 +207,41 @@ def test_a_reader_over_few_descriptors_serves_many_files(root: PayloadRoot) -> N
     for number in range(240):
         assert found[number] == found[number % 12]
     assert len({tuple(rows.values()) for rows in found}) == 12
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    """Seven are free: two for the way down to a file, the others for files."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = {int(fd) for fd in os.listdir("/proc/self/fd") if Path(f"/proc/self/fd/{fd}").exists()}
+    free = (fd for fd in itertools.count() if fd not in taken)
+    highest = next(itertools.islice(free, 6, None))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.usefixtures("few_descriptors")
+def test_idle_files_give_their_descriptors_to_others(root: PayloadRoot) -> None:
+    reports = [write_one(root, seed, request_id=f"request-{seed}") for seed in range(12)]
+    with PayloadReader(root, model=WIDE) as reader:
+        first, second = (
+            [rows_read(reader, of_field(r.segments[0], "routed_experts")) for r in reports]
+            for _ in range(2)
+        )
+    assert first == second
+
+
+@pytest.mark.usefixtures("few_descriptors")
+def test_files_in_use_give_nothing_and_the_next_may_try_again(root: PayloadRoot) -> None:
+    files = [write_one(root, seed, request_id=f"request-{seed}").file or "" for seed in range(12)]
+    with PayloadReader(root, model=WIDE) as reader:
+        with ExitStack() as stack:
+            for file in files[:6]:
+                stack.enter_context(reader._files.use(file))
+            with pytest.raises(NoDescriptorFree):
+                reader.header(files[6])
+        assert reader.header(files[6]).request_id == "request-6"
 
 
 def test_a_file_that_was_replaced_is_seen_after_it_was_forgotten(

@@ -143,7 +143,8 @@ def test_more_rows_than_a_block_has_starts_for(root: PayloadRoot, reader: Payloa
         (errno.ESTALE, errors.StalePayload, True),
         (errno.EIO, errors.ReadFailed, False),
         (errno.EACCES, errors.ReadFailed, False),
-        (errno.EMFILE, errors.ReadFailed, False),
+        (errno.EMFILE, errors.NoDescriptorFree, True),
+        (errno.ENFILE, errors.NoDescriptorFree, True),
     ],
 )
 @pytest.mark.parametrize("call", ["open", "fstat", "pread", "preadv"])
