@@ -68,6 +68,8 @@ class Assembler:
             raise MalformedStep("chunk.segments", f"has {sorted(stray)}, the header has not")
         rows = rank_rows(chunk, self._view.align)
         routing, valid, choice, masks = self._rows_of(chunk, message, rows)
+        if self._source is not None and message.index + 1 == message.count:
+            self._source.forget_all()  # the step's files may soon be deleted
         return _micro_batch(message, chunk, rows, self._view.align, routing, valid, choice, masks)
 
     def _rows_of(

@@ -81,6 +81,10 @@ class PayloadReader:
         """Reopen ``file`` at its next use: after a stale handle, a short read, a deletion."""
         self._files.forget(file)
 
+    def forget_all(self) -> None:
+        """The same for all files: a deleted file keeps its bytes on the disk while it is open."""
+        self._files.close()
+
     def close(self) -> None:
         """Close all descriptors. Reads that run in other threads finish first on theirs."""
         self._files.close()

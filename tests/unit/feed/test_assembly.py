@@ -43,6 +43,9 @@ class TestingRows:
 
     __test__ = False
 
+    def __init__(self) -> None:
+        self.times_forgotten = 0
+
     def _positions(self, segment: PayloadSegment) -> tuple[int, NDArray[np.int64]]:
         serial = int(segment.file.split("-")[-1].removesuffix(".sbp"))
         return serial, np.arange(segment.row, segment.row + segment.rows) - 100 * serial
@@ -57,6 +60,9 @@ class TestingRows:
 
     def forget(self, file: str) -> None:
         raise AssertionError(file)
+
+    def forget_all(self) -> None:
+        self.times_forgotten += 1
 
 
 @pytest.fixture(scope="module")
@@ -225,6 +231,18 @@ def test_another_model_and_a_missing_root_are_named(pool: ReadPool) -> None:
     with pytest.raises(NoPayloadRoot):
         assembler(pool, View(), has_root=False).assemble(message_of(batch), body)
     assembler(pool, View(model=WIDE_MODEL)).assemble(message_of(batch), body)
+
+
+def test_files_are_closed_when_a_step_is_read(pool: ReadPool) -> None:
+    source, batch = TestingRows(), one_batch("handle")
+    body = encode_chunk(cut_chunk(batch, cp_rank=0, cp_size=1, layout="contiguous"), WIDE_MODEL)
+    rank = Assembler(View(), pool=pool, retry=RetryPlan(), make_source=lambda *_: source)
+    seen = []
+    for step, index in ((1, 0), (1, 1), (2, 0), (2, 1)):
+        facts = {"step": step, "index": index, "count": 2}
+        rank.assemble(msgspec.structs.replace(message_of(batch), **facts), body)
+        seen.append(source.times_forgotten)
+    assert seen == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("layers", [(7,), (-1,), (1, 1)])

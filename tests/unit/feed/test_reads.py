@@ -50,6 +50,9 @@ class Source:
     def forget(self, file: str) -> None:
         self.forgotten += 1
 
+    def forget_all(self) -> None:
+        raise AssertionError("a step is more than these reads")
+
 
 @pytest.fixture
 def pool() -> Iterator[ReadPool]:
@@ -204,6 +207,9 @@ class CountingSource:
 
     def forget(self, file: str) -> None:
         self._source.forget(file)
+
+    def forget_all(self) -> None:
+        self._source.forget_all()
 
 
 def spy_on(rank: RankFeed, rows: list[int]) -> None:

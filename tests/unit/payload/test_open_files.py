@@ -280,3 +280,23 @@ def test_a_refused_file_leaves_no_descriptor_behind(
         with suppress(PayloadError):
             reader.header(report.file or "")
     assert open_descriptors() == before
+
+
+def test_a_deleted_file_gives_its_bytes_back_when_all_are_forgotten(
+    root: PayloadRoot, reader: PayloadReader
+) -> None:
+    report = write_one(root)
+    rows_read(reader, of_field(report.segments[0], "routed_experts"))
+    file_path(root, report).unlink()
+    assert len(payloads_held()) == 1
+    reader.forget_all()
+    assert payloads_held() == []
+    with pytest.raises(PayloadNotFound):
+        reader.header(report.file or "")
+
+
+def payloads_held() -> list[str]:
+    """Deleted payload files that this process has open."""
+    folder = Path("/proc/self/fd")
+    links = [os.readlink(folder / fd) for fd in os.listdir(folder) if (folder / fd).is_symlink()]
+    return [link for link in links if link.endswith(".sbp (deleted)")]
