@@ -20,7 +20,7 @@ from services.inference_proxy.config import ProxySettings
 from services.inference_proxy.dialects.load import CannotPair, load_dialect
 from services.inference_proxy.endpoints import admin, generate, openai
 from services.inference_proxy.endpoints.parts import Parts
-from services.inference_proxy.endpoints.plain import PlainRoute
+from services.inference_proxy.endpoints.plain import PlainRequests
 from services.inference_proxy.engines import Engine, EngineBook
 from services.inference_proxy.health import Health, HealthLimits
 from services.inference_proxy.janitor import Janitor
@@ -35,7 +35,7 @@ from services.inference_proxy.spill import Spill
 from services.inference_proxy.upstream import Upstream, Wire
 from services.inference_proxy.versions import VersionPusher
 from services.inference_proxy.wire import open_wire
-from services.kit.app import build_app
+from services.kit.app import ProblemApp, build_app
 from services.kit.auth import TokenCheck
 from sideband.model import ModelShape
 from sideband.routing import model_shape
@@ -49,7 +49,7 @@ PAYLOAD_THREADS = 2  # deletes and marker reads; a slow filesystem must not take
 log = structlog.get_logger(__name__)
 
 
-def create_app(settings: ProxySettings, *, wire: Wire | None = None) -> FastAPI:
+def create_app(settings: ProxySettings, *, wire: Wire | None = None) -> ProblemApp:
     """The application. ``wire`` replaces the network towards engines, for tests."""
     registry = CollectorRegistry()
     metrics = Metrics(registry)
@@ -86,7 +86,12 @@ def create_app(settings: ProxySettings, *, wire: Wire | None = None) -> FastAPI:
         large_paths=[generate.PATH, *openai.PATHS],
     )
     documented = next(r for r in generate.router.routes if getattr(r, "path", "") == generate.PATH)
-    app.router.routes.insert(0, PlainRoute(documented, TokenCheck(settings.admin_tokens)))
+    app.shortcut = PlainRequests(
+        app,
+        documented,
+        TokenCheck(settings.admin_tokens),
+        body_bytes_max=settings.body_bytes_max,
+    )
     return app
 
 

@@ -25,28 +25,10 @@
 Engine names come from the settings, so their number is bounded.
 """
 
-from typing import Generic, TypeVar
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from services.kit.labels import Labelled
 from services.kit.middleware import SECONDS_BUCKETS
-
-M = TypeVar("M", Counter, Gauge, Histogram)
-
-
-class Labelled(Generic[M]):
-    """A metric with labels that remembers its children: looking them up locks and checks."""
-
-    def __init__(self, metric: M) -> None:
-        self._metric: M = metric
-        self._children: dict[tuple[str, ...], M] = {}
-
-    def labels(self, *values: str) -> M:
-        """The child of these label values."""
-        child = self._children.get(values)
-        if child is None:
-            child = self._children[values] = self._metric.labels(*values)
-        return child
 
 
 class SpillMetrics:

@@ -3,9 +3,9 @@ discarded, or the deadline passed. What runs inside is cancelled once and may cl
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from types import TracebackType
 
+from starlette.requests import Request
 from starlette.types import Receive
 
 from services.inference_proxy.sessions import Session
@@ -27,49 +27,64 @@ class DeadlinePassed(Unwanted):
     """The request's own deadline passed."""
 
 
-@asynccontextmanager
-async def while_wanted(
-    receive: Receive, *, deadline_s: float, session: Session | None = None
-) -> AsyncIterator[None]:
+class while_wanted:  # a function to whoever uses it
     """Run the body until it ends or is unwanted. Raises ClientGone, SessionDiscarded,
     DeadlinePassed.
 
     ``receive`` is the request's own, its body already read.
     """
-    loop = asyncio.get_running_loop()
-    why: list[type[Unwanted]] = []
-    is_open = True
 
-    def stop(reason: type[Unwanted]) -> Callable[[], None]:
-        def act() -> None:
-            if is_open and not scope.expired():
-                why.append(reason)
-                scope.reschedule(loop.time())
+    __slots__ = ("_is_open", "_receive", "_scope", "_session", "_watcher", "_why")
 
-        return act
+    def __init__(
+        self, receive: Receive, *, deadline_s: float, session: Session | None = None
+    ) -> None:
+        self._receive, self._session = receive, session
+        self._scope = asyncio.timeout(deadline_s)
+        self._why: type[Unwanted] = DeadlinePassed
+        self._is_open = True
 
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        stop(ClientGone)()
+    async def __aenter__(self) -> None:
+        await self._scope.__aenter__()
+        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+        if self._session is not None:
+            self._session.on_discard.add(self._discard)
 
-    try:
-        async with asyncio.timeout(deadline_s) as scope:
-            discard = stop(SessionDiscarded)
-            watcher = asyncio.create_task(watch())
-            if session is not None:
-                session.on_discard.add(discard)
-            try:
-                yield
-            finally:
-                # What the body has made is the caller's now: nothing may cancel us below.
-                is_open = False
-                if not scope.expired():
-                    scope.reschedule(None)
-                if session is not None:
-                    session.on_discard.discard(discard)
-                watcher.cancel()  # it ends at its only wait; nobody has to see it
-    except TimeoutError as exc:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # What the body has made is the caller's now: nothing may cancel us below.
+        self._is_open = False
+        scope = self._scope
         if not scope.expired():
-            raise
-        raise (why[0] if why else DeadlinePassed) from exc
+            scope.reschedule(None)
+        if self._session is not None:
+            self._session.on_discard.discard(self._discard)
+        self._watcher.cancel()  # it ends at its only wait; nobody has to see it
+        try:
+            await scope.__aexit__(kind, error, trace)
+        except TimeoutError as exc:
+            raise self._why from exc
+        if isinstance(error, TimeoutError) and scope.expired():
+            raise self._why from error
+
+    def _stop(self, why: type[Unwanted]) -> None:
+        if self._is_open and not self._scope.expired():
+            self._why = why
+            self._scope.reschedule(asyncio.get_running_loop().time())
+
+    def _discard(self) -> None:
+        self._stop(SessionDiscarded)
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._stop(ClientGone)
+
+
+async def has_left(receive: Receive) -> bool:
+    """Whether the client has closed its connection by now."""
+    return await Request({"type": "http"}, receive).is_disconnected()

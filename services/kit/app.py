@@ -4,19 +4,21 @@ A service's ``app.py`` creates its clients, queues and tasks in a lifespan and c
 """
 
 import sys
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from importlib import metadata
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import APIRouter, Depends, FastAPI, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from pydantic import BaseModel, Field
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.kit import problems
 from services.kit.auth import TokenCheck
 from services.kit.middleware import BodyLimit, RequestLog, RequestMetrics
-from services.kit.problems import Problem, Unauthorized, responses
+from services.kit.problems import Problem, Unauthorized, contained, responses
 from services.kit.settings import ServiceSettings
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -51,8 +53,38 @@ class Config(BaseModel):
     )
 
 
+class Shortcut(Protocol):
+    """Answers without the framework what is plainly right; all else goes the documented way."""
+
+    @property
+    def path(self) -> str:
+        """Of the requests that may be plain."""
+
+    async def read(self, scope: Scope, receive: Receive) -> tuple[ASGIApp | None, Receive]:
+        """What answers the request, or None; and ``receive`` as it was before anything was read."""
+
+
 class ProblemApp(FastAPI):
-    """FastAPI whose document shows errors in the one form that is sent."""
+    """FastAPI whose document shows errors in the one form that is sent.
+
+    A ``shortcut`` is asked first; ``log`` then sees its requests as the middleware sees others.
+    """
+
+    shortcut: Shortcut | None = None
+    log: RequestLog
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or run the lifespan."""
+        shortcut = self.shortcut
+        if shortcut is None or scope["type"] != "http" or scope["path"] != shortcut.path:
+            await super().__call__(scope, receive, send)
+            return
+        begun_s = time.monotonic()
+        answering, receive = await shortcut.read(scope, receive)
+        if answering is None:
+            await super().__call__(scope, receive, send)
+        else:
+            await self.log.watched(contained(answering), scope, receive, send, begun_s=begun_s)
 
     def openapi(self) -> dict[str, Any]:
         """The document; made once."""
@@ -71,7 +103,7 @@ def build_app(
     ready: ReadyCheck,
     registry: CollectorRegistry,
     large_paths: Sequence[str] = (),
-) -> FastAPI:
+) -> ProblemApp:
     """The application. ``ready`` returns why the service cannot work yet; nothing means ready.
 
     Bodies of paths that begin with one of ``large_paths`` may have ``body_bytes_max``.
@@ -85,7 +117,9 @@ def build_app(
     problems.install(app)
     # The last one added is the outermost: the log sees what the limit refuses.
     app.add_middleware(BodyLimit, body_bytes_max=settings.body_bytes_max, large_paths=large_paths)
-    app.add_middleware(RequestLog, metrics=RequestMetrics(registry))
+    metrics = RequestMetrics(registry)
+    app.add_middleware(RequestLog, metrics=metrics)
+    app.log = RequestLog(app, metrics=metrics)
     token_check = Depends(TokenCheck(settings.admin_tokens))
     app.include_router(_common(name, ready, registry))
     app.include_router(

@@ -17,13 +17,17 @@ class TokenCheck:
 
     async def __call__(self, request: Request) -> None:
         """Raises Unauthorized unless the request carries one of the tokens (or none are set)."""
-        if not self._tokens:
-            return
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        # Every token is compared, so that timing says nothing about which one is near.
-        matches = [hmac.compare_digest(given.strip().encode(), token) for token in self._tokens]
-        if scheme.lower() != "bearer" or not any(matches):
+        if not self.allows(request.headers.get("authorization", "")):
             raise Unauthorized(
                 "A bearer token of this service is needed.",
                 headers={"WWW-Authenticate": "Bearer"},
             )
+
+    def allows(self, authorization: str) -> bool:
+        """Whether the header's value carries one of the tokens, or none are set."""
+        if not self._tokens:
+            return True
+        scheme, _, given = authorization.partition(" ")
+        # Every token is compared, so that timing says nothing about which one is near.
+        matches = [hmac.compare_digest(given.strip().encode(), token) for token in self._tokens]
+        return scheme.lower() == "bearer" and any(matches)

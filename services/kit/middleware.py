@@ -5,16 +5,16 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.kit.bodies import CONTROL_BYTES_MAX
+from services.kit.labels import Labelled
+from services.kit.logs import REQUEST
 from services.kit.problems import BodyTooLarge, render
 
 SECONDS_BUCKETS: Final = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0)
-
-log = structlog.get_logger(__name__)
+LEFT: Final = 499  # the client left before an answer began
 
 
 class BodyLimit:
@@ -79,29 +79,44 @@ class RequestMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         labels = ("method", "route", "status")
-        self.requests_total = Counter(
-            "http_requests_total", "Requests answered.", labels, registry=registry
+        self.requests_total = Labelled(
+            Counter("http_requests_total", "Requests answered.", labels, registry=registry)
         )
-        self.request_duration_seconds = Histogram(
-            "http_request_duration_seconds",
-            "Time until the answer was sent.",
-            labels[:2],
-            buckets=SECONDS_BUCKETS,
-            registry=registry,
+        self.request_duration_seconds = Labelled(
+            Histogram(
+                "http_request_duration_seconds",
+                "Time until the answer was sent.",
+                labels[:2],
+                buckets=SECONDS_BUCKETS,
+                registry=registry,
+            )
         )
+
+    def count(self, scope: Scope, status: int, seconds: float) -> None:
+        """Count one request that has ended."""
+        route = getattr(scope.get("route"), "path", "unmatched")
+        method = scope["method"]
+        self.requests_total.labels(method, route, str(status)).inc()
+        self.request_duration_seconds.labels(method, route).observe(seconds)
 
 
 class RequestLog:
-    """Binds method and path to the log of each request, and counts it when it ends."""
+    """Names method and path in the log of each request, and counts it when it ends."""
 
     def __init__(self, app: ASGIApp, *, metrics: RequestMetrics) -> None:
         self._app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "http":
+            await self.watched(self._app, scope, receive, send, begun_s=time.monotonic())
+        else:
             await self._app(scope, receive, send)
-            return
-        status, started_s = 499, time.monotonic()  # 499: the client left before an answer
+
+    async def watched(
+        self, app: ASGIApp, scope: Scope, receive: Receive, send: Send, *, begun_s: float
+    ) -> None:
+        """Let ``app`` answer a request that began at ``begun_s``."""
+        status = LEFT
 
         async def noted(message: Message) -> None:
             nonlocal status
@@ -109,13 +124,9 @@ class RequestLog:
                 status = message["status"]
             await send(message)
 
-        with structlog.contextvars.bound_contextvars(method=scope["method"], path=scope["path"]):
-            try:
-                await self._app(scope, receive, noted)
-            finally:
-                route = getattr(scope.get("route"), "path", "unmatched")
-                method = scope["method"]
-                self._metrics.requests_total.labels(method, route, str(status)).inc()
-                self._metrics.request_duration_seconds.labels(method, route).observe(
-                    time.monotonic() - started_s
-                )
+        token = REQUEST.set((scope["method"], scope["path"]))
+        try:
+            await app(scope, receive, noted)
+        finally:
+            REQUEST.reset(token)
+            self._metrics.count(scope, status, time.monotonic() - begun_s)

@@ -14,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 MEDIA_TYPE: Final = "application/problem+json"
 SHOWN_CHARACTERS_MAX: Final = 200  # a hostile value must not fill an answer or a log
@@ -134,9 +135,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Problem)
     async def on_problem(request: Request, problem: Problem) -> JSONResponse:
-        emit = log.warning if problem.status < 500 else log.error
-        emit("request_refused", status=problem.status, code=problem.code, detail=problem.detail)
-        return render(problem, request.url.path)
+        return refused(problem, request.url.path)
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -159,9 +158,35 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def on_bug(request: Request, error: Exception) -> JSONResponse:
-        # The process edge: the trace goes to the log, never to the client.
-        log.exception("request_crashed", path=request.url.path, error=type(error).__name__)
-        return render(Problem("An unexpected error; the log has it."), request.url.path)
+        return crashed(error, request.url.path)
+
+
+def refused(problem: Problem, path: str) -> JSONResponse:
+    """The answer for a problem, which the log has too."""
+    emit = log.warning if problem.status < 500 else log.error
+    emit("request_refused", status=problem.status, code=problem.code, detail=problem.detail)
+    return render(problem, path)
+
+
+def crashed(error: Exception, path: str) -> JSONResponse:
+    """The answer for a bug: the trace goes to the log, never to the client."""
+    log.error("request_crashed", path=path, error=type(error).__name__, exc_info=error)
+    return render(Problem("An unexpected error; the log has it."), path)
+
+
+def contained(app: ASGIApp) -> ASGIApp:
+    """``app`` outside of a framework: what it raises becomes the answer that it is inside."""
+
+    async def contain(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await app(scope, receive, send)
+        except Problem as problem:
+            await refused(problem, scope["path"])(scope, receive, send)
+        except Exception as error:  # the process edge
+            await crashed(error, scope["path"])(scope, receive, send)
+            raise
+
+    return contain
 
 
 def only_problems(document: dict[str, Any]) -> dict[str, Any]:

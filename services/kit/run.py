@@ -19,4 +19,5 @@ def serve(app: FastAPI, settings: ServiceSettings) -> None:
         server_header=False,
         timeout_graceful_shutdown=max(1, int(settings.drain_timeout_s)),
         h11_max_incomplete_event_size=64 << 10,
+        proxy_headers=False,  # nobody asks for the client's address
     )

@@ -1,10 +1,13 @@
 """``POST /inference/v1/generate``: vLLM's token-in/token-out route."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
 from fastapi import APIRouter, Header, Request, Response
+from starlette.types import Receive
 
 from services.inference_proxy.assembly import Outcome
 from services.inference_proxy.endpoints.body import OrjsonRoute
@@ -19,7 +22,7 @@ from services.inference_proxy.refusals import Kind, check_generate
 from services.inference_proxy.request_ids import new_client_id
 from services.inference_proxy.schemas import GenerateAnswer, GenerateRequest
 from services.inference_proxy.sessions import Tokens
-from services.inference_proxy.wanted import ClientGone, SessionDiscarded, while_wanted
+from services.inference_proxy.wanted import ClientGone, SessionDiscarded, has_left, while_wanted
 from services.kit.problems import Problem, responses
 from sideband.ids import ID_PATTERN, RequestId, SessionId, check_id
 
@@ -89,7 +92,7 @@ async def generate(
     """
     parsed = await request.json()
     return await answer(
-        request,
+        Asked(request.headers.items(), request.receive),
         parts,
         body=parsed,
         prompt=np.asarray(parsed["token_ids"], np.int32),
@@ -99,8 +102,16 @@ async def generate(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is left of an HTTP request once its body was read."""
+
+    headers: Sequence[tuple[str, str]]
+    receive: Receive
+
+
 async def answer(
-    request: Request,
+    asked: Asked,
     parts: Parts,
     *,
     body: dict[str, Any],
@@ -120,7 +131,7 @@ async def answer(
                 request_id=RequestId(check_id("request_id", request_id)),
                 session_id=session_of(session),
                 policy_version=policy_version,
-                headers=request.headers.items(),
+                headers=asked.headers,
             )
             with parts.gate.enter():
                 check_generate(
@@ -128,31 +139,44 @@ async def answer(
                 )
                 plan = parts.generate.plan(call)
                 if call.is_stream:
-                    return await _streamed(request, parts, plan)
-                return await _whole(request, parts, plan)
+                    return await _streamed(asked, parts, plan)
+                return await _whole(asked, parts, plan)
     except Problem as problem:
         parts.metrics.generate_total.labels(kind, problem.code).inc()
         raise
 
 
-async def _whole(request: Request, parts: Parts, plan: Plan) -> Response:
+class WholeAnswer(Response):
+    """A JSON answer whose headers are known."""
+
+    def __init__(self, content: bytes, plan: Plan) -> None:
+        self.status_code, self.body, self.background = 200, content, None
+        self.raw_headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(content)),
+        ]
+        if plan.is_train:
+            self.raw_headers.append((b"x-sideband-policy-version", b"%d" % plan.policy_version))
+
+
+async def _whole(asked: Asked, parts: Parts, plan: Plan) -> Response:
     async with while_wanted(
-        request.receive, deadline_s=parts.settings.request_timeout_s, session=plan.session
+        asked.receive, deadline_s=parts.settings.request_timeout_s, session=plan.session
     ):
         outcome = await parts.generate.whole(plan)
-    content = await _answered(request, parts, plan, outcome)
+    content = await _answered(asked, parts, plan, outcome)
     parts.metrics.answer_bytes_total.labels(plan.call.kind).inc(len(content))
-    return Response(content, media_type="application/json", headers=_headers(plan))
+    return WholeAnswer(content, plan)
 
 
-async def _answered(request: Request, parts: Parts, plan: Plan, outcome: Outcome) -> bytes:
+async def _answered(asked: Asked, parts: Parts, plan: Plan, outcome: Outcome) -> bytes:
     """The answer as bytes. Whoever left meanwhile has not got it."""
     is_delivered = False
     try:
         size_bytes = len(outcome.body["choices"][0].get("routed_experts") or "")
         content = await offload(lambda: msgspec.json.encode(outcome.body), size_bytes=size_bytes)
         # Small answers were written without a wait, in which nobody can have left.
-        if size_bytes >= OFFLOAD_BYTES_MIN and await request.is_disconnected():
+        if size_bytes >= OFFLOAD_BYTES_MIN and await has_left(asked.receive):
             raise ClientGone
         if plan.session is not None and plan.session.is_discarded:
             raise SessionDiscarded
@@ -164,20 +188,17 @@ async def _answered(request: Request, parts: Parts, plan: Plan, outcome: Outcome
     return content
 
 
-async def _streamed(request: Request, parts: Parts, plan: Plan) -> Response:
+async def _streamed(asked: Asked, parts: Parts, plan: Plan) -> Response:
     deadline_s = parts.settings.request_timeout_s
-    async with while_wanted(request.receive, deadline_s=deadline_s, session=plan.session):
+    async with while_wanted(asked.receive, deadline_s=deadline_s, session=plan.session):
         opened = await parts.generate.open(plan)
+    headers = to_client(opened.reply.headers)
+    if plan.is_train:
+        headers["X-Sideband-Policy-Version"] = str(plan.policy_version)
     return RelayResponse(
         parts.generate.events(plan, opened),
         media_type=opened.reply.content_type,
-        headers={**to_client(opened.reply.headers), **_headers(plan)},
+        headers=headers,
         deadline_s=deadline_s,
         session=plan.session,
     )
-
-
-def _headers(plan: Plan) -> dict[str, str]:
-    if not plan.is_train:
-        return {}
-    return {"X-Sideband-Policy-Version": str(plan.policy_version)}

@@ -1,9 +1,9 @@
 """A short way for what is plainly right: the generate route without the framework's own work.
 
-``PlainRoute`` comes before FastAPI's routes. It takes a request only when its headers and its body
-are surely what the documented route would accept, and then does what that does. Everything else,
-above all whatever will be refused, goes the documented way, which alone knows how to say what is
-wrong. So both ways give the same answers; which one was taken shows only in the time.
+``PlainRequests`` is asked before FastAPI. It takes a request only when its headers and its body are
+surely what the documented route would accept, and then does what that does. Everything else, above
+all whatever will be refused, goes the documented way, which alone knows how to say what is wrong.
+So both ways give the same answers; which one was taken shows only in the time.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from typing import Any, Final, get_args
 
 import numpy as np
 import orjson
-from fastapi import Request
+from fastapi import FastAPI
 from pydantic import ValidationError
-from starlette.datastructures import URLPath
-from starlette.routing import BaseRoute, Match, NoMatchFound
-from starlette.types import Message, Receive, Scope, Send
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.inference_proxy.endpoints.generate import PATH, answer
+from services.inference_proxy.endpoints.generate import PATH, Asked, answer
+from services.inference_proxy.headers import TO_ENGINE
 from services.inference_proxy.nesting import is_surely_flat, is_too_deep
 from services.inference_proxy.raw import RAW_BYTES_MIN, split_prompt
 from services.inference_proxy.refusals import Kind
@@ -30,16 +30,20 @@ from sideband.ids import check_id
 
 KINDS: Final[Mapping[bytes, Kind]] = {kind.encode(): kind for kind in get_args(Kind)}
 VERSION_DIGITS_MAX: Final = 9
-_TRIED: Final = "sideband.plain_tried"  # in a scope: this request goes the documented way
+LENGTH_DIGITS_MAX: Final = 12
+CROSSING: Final = {name.encode() for name in TO_ENGINE} | {b"connection"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainHeaders:
     """What the documented route reads from the headers."""
 
-    kind: Kind = "eval"
-    session: str | None = None
-    policy_version: int | None = None
+    kind: Kind
+    session: str | None
+    policy_version: int | None
+    authorization: str
+    declared_bytes: int
+    to_engine: list[tuple[str, str]]  # those that may cross the proxy, and ``connection``
 
 
 def plain_headers(headers: list[tuple[bytes, bytes]]) -> PlainHeaders | None:
@@ -48,17 +52,34 @@ def plain_headers(headers: list[tuple[bytes, bytes]]) -> PlainHeaders | None:
     if len(named) != len(headers) or named.get(b"content-type") != b"application/json":
         return None  # repeated, or not JSON by its plain name
     kind = KINDS.get(named.get(b"x-sideband-kind", b"eval"))
-    session = named.get(b"x-sideband-session")
     version = named.get(b"x-sideband-policy-version")
-    if kind is None:
+    declared = named.get(b"content-length", b"0")
+    if kind is None or not (declared.isdigit() and len(declared) <= LENGTH_DIGITS_MAX):
         return None
     if version is not None and not (version.isdigit() and len(version) <= VERSION_DIGITS_MAX):
         return None
+    session = named.get(b"x-sideband-session")
+    session_id = None if session is None else session.decode("latin-1")
+    if not is_plain_session(session_id):
+        return None
     return PlainHeaders(
         kind=kind,
-        session=None if session is None else session.decode("latin-1"),
+        session=session_id,
         policy_version=None if version is None else int(version),
+        authorization=named.get(b"authorization", b"").decode("latin-1"),
+        declared_bytes=int(declared),
+        to_engine=[
+            (name.decode(), named[name].decode("latin-1")) for name in CROSSING & named.keys()
+        ],
     )
+
+
+def is_plain_session(session: str | None) -> bool:
+    """Whether a session's name is one, or there is none."""
+    try:
+        return session is None or bool(check_id("session", session))
+    except InvalidId:
+        return False
 
 
 def plain_body(content: bytes) -> tuple[dict[str, Any], Tokens] | None:
@@ -89,70 +110,71 @@ def _small_body(content: bytes) -> tuple[dict[str, Any], Tokens] | None:
     return body, np.asarray(body["token_ids"], np.int32)
 
 
-class PlainRoute(BaseRoute):
-    """Stands first among the routes of the application whose ``documented`` route it shortens."""
+class PlainRequests:
+    """The shortcut of the generate route; ``route`` is the documented one, for the metrics."""
 
-    def __init__(self, documented: BaseRoute, token_check: TokenCheck) -> None:
-        self._documented, self._token_check = documented, token_check
+    path = PATH
 
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Whether the request may be plain: its body is not known yet."""
-        is_ours = (
-            scope["type"] == "http"
-            and scope["path"] == PATH
-            and scope["method"] == "POST"
-            and _TRIED not in scope
-        )
-        # The metrics take the route's path from the scope.
-        return (Match.FULL, {"route": self._documented}) if is_ours else (Match.NONE, {})
+    def __init__(
+        self, app: FastAPI, route: BaseRoute, token_check: TokenCheck, *, body_bytes_max: int
+    ) -> None:
+        self._app, self._route, self._token_check = app, route, token_check
+        self._body_bytes_max = body_bytes_max
 
-    def url_path_for(self, name: str, /, **path_params: Any) -> URLPath:
-        """The documented route has the name."""
-        raise NoMatchFound(name, path_params)
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer it, or send it the documented way with its body. Raises Problem."""
-        request = Request(scope, receive, send)
-        await self._token_check(request)
+    async def read(self, scope: Scope, receive: Receive) -> tuple[ASGIApp | None, Receive]:
+        """What answers the request when it is plainly right, and ``receive`` for who does not."""
         headers = plain_headers(scope["headers"])
-        if headers is not None and is_plain_session(headers.session):
-            content = await request.body()
-            found = plain_body(content)
-            if found is not None:
-                body, prompt = found
-                response = await answer(
-                    request,
-                    request.app.state.parts,
-                    body=body,
-                    prompt=prompt,
-                    kind=headers.kind,
-                    session=headers.session,
-                    policy_version=headers.policy_version,
-                )
-                await response(scope, receive, send)
-                return
-            receive = replayed(content, receive)
-        scope[_TRIED] = True
-        await scope["router"](scope, receive, send)
+        if (
+            headers is None
+            or scope["method"] != "POST"
+            or not self._token_check.allows(headers.authorization)
+            or headers.declared_bytes > self._body_bytes_max
+        ):
+            return None, receive
+        messages, content = await read_body(receive, bytes_max=self._body_bytes_max)
+        found = None if content is None else plain_body(content)
+        if found is None:
+            return None, replayed(messages, receive)
+        body, prompt = found
+
+        async def answering(scope: Scope, receive: Receive, send: Send) -> None:
+            scope["route"] = self._route
+            response = await answer(
+                Asked(headers.to_engine, receive),
+                self._app.state.parts,
+                body=body,
+                prompt=prompt,
+                kind=headers.kind,
+                session=headers.session,
+                policy_version=headers.policy_version,
+            )
+            await response(scope, receive, send)
+
+        return answering, receive
 
 
-def is_plain_session(session: str | None) -> bool:
-    """Whether a session's name is one, or there is none."""
-    try:
-        return session is None or bool(check_id("session", session))
-    except InvalidId:
-        return False
+async def read_body(receive: Receive, *, bytes_max: int) -> tuple[list[Message], bytes | None]:
+    """What came, and the body when it came whole and has at most ``bytes_max``."""
+    messages: list[Message] = []
+    size_bytes = 0
+    while True:
+        message = await receive()
+        messages.append(message)
+        if message["type"] != "http.request":
+            return messages, None
+        size_bytes += len(message.get("body", b""))
+        if size_bytes > bytes_max:
+            return messages, None
+        if not message.get("more_body", False):
+            return messages, b"".join([message.get("body", b"") for message in messages])
 
 
-def replayed(content: bytes, receive: Receive) -> Receive:
-    """``receive`` before the body was read."""
-    is_due = True
+def replayed(messages: list[Message], receive: Receive) -> Receive:
+    """``receive`` before ``messages`` came from it."""
+    due = iter(messages)
 
     async def again() -> Message:
-        nonlocal is_due
-        if is_due:
-            is_due = False
-            return {"type": "http.request", "body": content, "more_body": False}
-        return await receive()
+        message = next(due, None)
+        return await receive() if message is None else message
 
     return again

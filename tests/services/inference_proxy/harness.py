@@ -18,6 +18,7 @@ from services.inference_proxy.app import create_app
 from services.inference_proxy.config import EngineSettings, ProxySettings
 from services.inference_proxy.endpoints.parts import Parts
 from services.inference_proxy.upstream import EngineUnreachable
+from services.kit.app import ProblemApp
 from sideband.ids import RunId
 from sideband.payload.root import PayloadRoot
 from tests.services.inference_proxy.stub import HF_CONFIG, StubEngine
@@ -59,7 +60,7 @@ class Running:
     parts: Parts
     engines: dict[str, StubEngine]
     root: Path | None
-    app: FastAPI
+    app: ProblemApp
 
     async def generate(self, body: Any, **headers: str) -> httpx.Response:
         """Post a train request; keyword ``session`` and ``version`` become headers."""
