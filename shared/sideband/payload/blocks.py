@@ -115,3 +115,14 @@ def scratch_block(payload: OpenPayload, block: Block) -> memoryview:
         read_verified(payload, block, stored)
         scratch.opening, scratch.offset = payload.opening, block.offset
     return stored
+
+
+def verify_blocks(payload: OpenPayload, opened: OpenSection) -> int:
+    """Read every block of the section; how many there are. Raises what ``read_verified`` raises."""
+    begin = 0
+    for number, (offset, size_bytes, rows, stored) in enumerate(opened.index.tolist()):
+        last = begin + rows
+        block = Block(number, offset, size_bytes, rows, stored, 0, rows, begin, last, True)
+        read_verified(payload, block, memoryview(bytearray(size_bytes)))
+        begin = last
+    return len(opened.index)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from sideband.masks.rows import MaskRows
 from sideband.model import ModelShape
+from sideband.payload.blocks import verify_blocks
 from sideband.payload.columns import RowArray
 from sideband.payload.errors import (
     OtherModelPayload,
@@ -76,6 +77,11 @@ class PayloadReader:
         """The checked header of a file."""
         with self._files.use(file) as payload:
             return payload.header
+
+    def verify(self, file: str) -> int:
+        """Read every block of a file and hold it against its checksum; how many there are."""
+        with self._files.use(file) as payload:
+            return sum(verify_blocks(payload, opened) for opened in payload.sections.values())
 
     def forget(self, file: str) -> None:
         """Reopen ``file`` at its next use: after a stale handle, a short read, a deletion."""

@@ -1,0 +1,30 @@
+"""All commands in one application. A named error is one line on stderr and exit status 2."""
+
+import sys
+
+import typer
+from rich.console import Console
+
+from sideband.cli.doctor import doctor
+from sideband.cli.inspect import inspect
+from sideband.errors import SidebandError
+
+EXIT_ERROR = 2
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Tools around the payload root of a Sideband run.",
+)
+app.command()(doctor)
+app.command()(inspect)
+
+
+def main() -> None:
+    """Run the command of the command line."""
+    try:
+        app()
+    except SidebandError as exc:
+        Console(stderr=True).print(f"[red]error:[/red] {exc}", highlight=False, soft_wrap=True)
+        sys.exit(EXIT_ERROR)
