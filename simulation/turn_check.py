@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from sideband.engines.inline import inline_segments
 from sideband.masks.rows import MaskRows
@@ -117,7 +118,8 @@ def _check_masks(
         (segment for segment in segments if segment.field == "sampling_mask"),
         key=lambda segment: segment.pos,
     )
-    found = MaskRows.concatenate([read_masks(segment, reader) for segment in own])
+    tokens_T = wanted.sequence_T
+    found = MaskRows.concatenate([read_masks(segment, reader, tokens_T) for segment in own])
     first = len(wanted.prompt_ids_P)
     right = truth.masks(wanted.sequence_T, first, top_k=top_k)
     covers = coverage(own) == [(first, len(wanted.sequence_T))]
@@ -136,10 +138,12 @@ def read_rows(segment: AnySegment, reader: PayloadReader | None) -> RowArray:
     return rows
 
 
-def read_masks(segment: AnySegment, reader: PayloadReader | None) -> MaskRows:
-    """Kept sets of one segment, out of memory or out of its file."""
+def read_masks(
+    segment: AnySegment, reader: PayloadReader | None, tokens_T: NDArray[np.int32]
+) -> MaskRows:
+    """Kept sets of one segment of the sequence ``tokens_T``, out of memory or out of its file."""
     if isinstance(segment, InlineSegment):
         assert isinstance(segment.data, MaskRows), "masks are CSR rows"
         return segment.data
     assert reader is not None, "a way by handle has a reader"
-    return reader.read_masks(segment)
+    return reader.read_masks(segment, tokens_T[segment.pos : segment.stop])

@@ -162,14 +162,18 @@ def test_no_mask_one_id_and_five_stay_different_through_a_file(root: PayloadRoot
     report = write(root, shape, ChoicePayload(choice=0, routing=None, masks=column))
     reader = PayloadReader(root, model=shape)
     found = [
-        (s.pos + i, len(ids)) for s in report.segments[0] for i, ids in enumerate(_rows(reader, s))
+        (s.pos + i, len(ids))
+        for s in report.segments[0]
+        for i, ids in enumerate(_rows(reader, s, tokens[s.pos - 7 : s.stop - 7]))
     ]
     reader.close()
     assert [each for each in found if each[1]] == [(8, 1), (9, 5)]
 
 
-def _rows(reader: PayloadReader, segment: Any) -> list[NDArray[np.int32]]:
-    read = reader.read_masks(segment)
+def _rows(
+    reader: PayloadReader, segment: Any, tokens: NDArray[np.int32]
+) -> list[NDArray[np.int32]]:
+    read = reader.read_masks(segment, tokens)
     return [read[i] for i in range(len(read))]
 
 

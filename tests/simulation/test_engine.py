@@ -82,7 +82,7 @@ async def test_by_handle_the_file_holds_what_inline_would_carry(tmp_path: Path) 
             assert np.array_equal(rows, TRUTH.routing(tokens, 0, len(tokens) - 1))
             (kept,) = by_field(segments, "sampling_mask")
             assert kept.pos == len(PROMPT)
-            masks = reader.read_masks(kept)
+            masks = reader.read_masks(kept, tokens[kept.pos :])
             assert masks.equals(TRUTH.masks(tokens, len(PROMPT), top_k=20))
     assert len(files) == 1
     assert files.pop().startswith(f"v3/{RUN_ID}/")

@@ -79,7 +79,7 @@ async def test_merged_legs_equal_the_truth(
         assert np.array_equal(found, TRUTH.routing(tokens, segment.pos, segment.stop))
     (kept,) = by_field(merged, "sampling_mask")
     right = TRUTH.masks(tokens, len(prompt), top_k=20)
-    assert read_masks(kept, reader).equals(right)
+    assert read_masks(kept, reader, tokens).equals(right)
     if reader is not None:
         reader.close()
 

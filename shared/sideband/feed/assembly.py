@@ -90,7 +90,8 @@ class Assembler:
             placed = routing_rows_of(chunk)
             for part in placed:
                 valid_N[part.start : part.stop] = True
-        found = self._fetch(chunk, message, placed, out_NLK, choice, masks)
+        # a row's kept set is about its label, whatever the alignment
+        found = self._fetch(chunk, message, placed, out_NLK, choice, masks, rows.labels_N)
         if out_NLK is not None and choice is not None:
             fill = self._view.fill
             positions_N = rows.positions_N
@@ -105,13 +106,14 @@ class Assembler:
         out_NLK: RowArray | None,
         choice: LayerChoice | None,
         masks: Sequence[PlacedRows],
+        labels_N: NDArray[np.int32],
     ) -> list[tuple[int, MaskRows]]:
         """Fill routing in place; the kept sets with the first row of each."""
         if chunk.form == "handle" and (placed or masks):
             reads = HandleReads(self._source_for(message), self._pool, self._retry)
             if out_NLK is not None and choice is not None:
                 reads.routing(placed, out_NLK, choice)
-            found = reads.masks(masks)
+            found = reads.masks(masks, labels_N)
             reads.run()
             return found
         for part in placed:

@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Final, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sideband.batch.rows import PlacedRows
 from sideband.feed.errors import FeedClosed, RankReadFailed
@@ -30,7 +31,9 @@ class RowSource(Protocol):
     """What reads need of a payload reader; called from many threads."""
 
     def read_routing(self, segment: PayloadSegment, out: RowArray) -> None: ...
-    def read_masks(self, segment: PayloadSegment) -> MaskRows: ...
+    def read_masks(
+        self, segment: PayloadSegment, sampled_token_ids_N: NDArray[np.int32]
+    ) -> MaskRows: ...
     def forget(self, file: str) -> None: ...
     def forget_all(self) -> None: ...
 
@@ -78,23 +81,33 @@ class HandleReads:
 
         self._parts.append((segment, read))
 
-    def masks(self, placed: Sequence[PlacedRows]) -> list[tuple[int, MaskRows]]:
-        """The kept sets with the first row of each, complete once ``run`` has returned."""
+    def masks(
+        self, placed: Sequence[PlacedRows], token_ids_N: NDArray[np.int32]
+    ) -> list[tuple[int, MaskRows]]:
+        """The kept sets with the first row of each, complete once ``run`` has returned.
+
+        ``token_ids_N``: of each row of the chunk, the token that its kept set is about.
+        """
         found: list[tuple[int, MaskRows]] = []
         for rows in placed:
             segment = rows.segment
             assert isinstance(segment, PayloadSegment), "inline rows are not read"
             start = rows.start
             for part in split(segment, rows_max=MASK_ROWS_PER_JOB):
-                self._add_masks(part, start, found)
+                self._add_masks(part, start, token_ids_N[start : start + part.rows], found)
                 start += part.rows
         return found
 
     def _add_masks(
-        self, segment: PayloadSegment, start: int, found: list[tuple[int, MaskRows]]
+        self,
+        segment: PayloadSegment,
+        start: int,
+        sampled_token_ids_N: NDArray[np.int32],
+        found: list[tuple[int, MaskRows]],
     ) -> None:
         def read() -> None:
-            found.append((start, self._source.read_masks(segment)))  # append is atomic
+            rows = self._source.read_masks(segment, sampled_token_ids_N)
+            found.append((start, rows))  # append is atomic
 
         self._parts.append((segment, read))
 

@@ -20,7 +20,8 @@ PayloadError
 │   └── ChecksumMismatch, BlockMalformed
 ├── SegmentRefused           a segment asks for what the file does not have
 │   ├── SegmentMismatch
-│   └── SegmentBeyondSection
+│   ├── SegmentBeyondSection
+│   └── SampledTokenMismatch
 ├── PayloadRefused           what shall be written breaks a rule: ``refusals``
 └── WriteFailed              an error of the operating system while writing or deleting
 
@@ -260,6 +261,15 @@ class SegmentBeyondSection(SegmentRefused):
     def __init__(self, file: str, *, row: int, rows: int, section_rows: int) -> None:
         self.row, self.rows, self.section_rows = row, rows, section_rows
         message = f"rows [{row}, {row + rows}) of a section with {section_rows}"
+        super().__init__(message, file=file)
+
+
+class SampledTokenMismatch(SegmentRefused):
+    """The kept set at ``row`` of the segment is not that of the token that the reader has there."""
+
+    def __init__(self, file: str, *, row: int, token_id: int) -> None:
+        self.row, self.token_id = row, token_id
+        message = f"the kept set at row {row} of the segment is not that of token {token_id}"
         super().__init__(message, file=file)
 
 

@@ -68,10 +68,17 @@ class PayloadReader:
         with self._files.use(segment.file) as payload:
             read_routing_rows(payload, segment, out)
 
-    def read_masks(self, segment: PayloadSegment) -> MaskRows:
-        """The kept sets of the segment, one row per position."""
+    def read_masks(
+        self, segment: PayloadSegment, sampled_token_ids_N: NDArray[np.int32]
+    ) -> MaskRows:
+        """The kept sets of the segment, one row per position.
+
+        ``sampled_token_ids_N`` [rows]: the tokens that were sampled at these positions. Each must
+        be in its own set (SampledTokenMismatch): rows of other tokens never pass for these.
+        """
+        assert len(sampled_token_ids_N) == segment.rows, "one token for each row"
         with self._files.use(segment.file) as payload:
-            return read_mask_rows(payload, segment)
+            return read_mask_rows(payload, segment, sampled_token_ids_N)
 
     def header(self, file: str) -> PayloadHeader:
         """The checked header of a file."""

@@ -6,14 +6,17 @@ Legend: N rows of the segment.
 from bisect import bisect_right
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sideband.errors import InvalidInput
 from sideband.masks.rows import MaskRows
+from sideband.masks.rules import first_row_without
 from sideband.payload.blocks import Block, blocks_of, read_verified, scratch_block
 from sideband.payload.columns import RowArray
 from sideband.payload.encodings import MASK_ENCODINGS, ROUTING_ENCODINGS, RoutingEncoding
 from sideband.payload.errors import (
     BlockMalformed,
+    SampledTokenMismatch,
     SegmentBeyondSection,
     SegmentMismatch,
     UnsupportedEncoding,
@@ -56,8 +59,10 @@ def _decode_into(
     out[block.start : block.stop] = rows[block.first : block.last]
 
 
-def read_mask_rows(payload: OpenPayload, segment: PayloadSegment) -> MaskRows:
-    """The kept sets of the segment, N rows."""
+def read_mask_rows(
+    payload: OpenPayload, segment: PayloadSegment, sampled_token_ids_N: NDArray[np.int32]
+) -> MaskRows:
+    """The kept sets of the segment, N rows, each with the token that was sampled from it."""
     opened = _section_of(payload, segment, "sampling_mask")
     encoding = MASK_ENCODINGS.get(opened.section.encoding)
     if encoding is None:
@@ -70,7 +75,12 @@ def read_mask_rows(payload: OpenPayload, segment: PayloadSegment) -> MaskRows:
         except InvalidInput as exc:
             raise BlockMalformed(payload.file, block=block.number, reason=str(exc)) from exc
         parts.append(rows if block.is_whole else rows.slice(block.first, block.last))
-    return parts[0] if len(parts) == 1 else MaskRows.concatenate(parts)
+    masks = parts[0] if len(parts) == 1 else MaskRows.concatenate(parts)
+    row = first_row_without(masks, sampled_token_ids_N)
+    if row is not None:
+        token_id = int(sampled_token_ids_N[row])
+        raise SampledTokenMismatch(payload.file, row=row, token_id=token_id)
+    return masks
 
 
 def _section_of(payload: OpenPayload, segment: PayloadSegment, field: Field) -> OpenSection:

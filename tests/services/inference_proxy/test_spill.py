@@ -50,7 +50,8 @@ def kept_in(answer: dict[str, Any], root: Path) -> list[list[int]]:
     (segment,) = segments_of(answer, "sampling_mask")
     reader = PayloadReader(PayloadRoot.open(root), model=MODEL)
     try:
-        masks = reader.read_masks(segment)
+        sampled_ids = np.array(answer["choices"][0]["token_ids"], np.int32)
+        masks = reader.read_masks(segment, sampled_ids)
     finally:
         reader.close()
     return [masks[i].tolist() for i in range(len(masks))]

@@ -103,7 +103,8 @@ def read(root: PayloadRoot | None, batch: MicroBatch) -> tuple[dict[int, bytes],
             assert root is not None
             with PayloadReader(root, model=None) as reader:
                 if segment.field == "sampling_mask":
-                    data = reader.read_masks(segment)
+                    tokens = batch.token_ids_L[segment.pos : segment.stop]
+                    data = reader.read_masks(segment, tokens)
                 else:
                     data = np.zeros((segment.rows, *segment.shape), segment.dtype)
                     reader.read_routing(segment, data)

@@ -94,9 +94,11 @@ def answer(name: str) -> Answer:
 
 
 def rows_and_masks(
-    segments: Sequence[AnySegment], reader: PayloadReader | None = None
+    segments: Sequence[AnySegment],
+    reader: PayloadReader | None = None,
+    of: Answer | None = None,
 ) -> tuple[dict[int, bytes], dict[int, list[int]]]:
-    """Every row by position, read from memory or from the file."""
+    """Every row by position, read from memory or from the file; ``of`` sampled the tokens."""
     rows: dict[int, bytes] = {}
     masks: dict[int, list[int]] = {}
     for segment in segments:
@@ -105,7 +107,9 @@ def rows_and_masks(
             data = segment.data
         elif segment.field == "sampling_mask":
             assert reader is not None
-            data = reader.read_masks(segment)
+            assert of is not None
+            first, stop = segment.pos - of.prompt_tokens, segment.stop - of.prompt_tokens
+            data = reader.read_masks(segment, np.array(of.token_ids[first:stop], np.int32))
         else:
             assert reader is not None
             out = np.zeros((segment.rows, *segment.shape), np.dtype(segment.dtype))
@@ -169,7 +173,7 @@ def test_a_file_written_from_an_answer_reads_back_bitwise_equal(
     inline = segments_of(of.payload, MODEL)
     assert coverage(handles) == coverage(inline)
     with PayloadReader(root, model=MODEL) as reader:
-        assert rows_and_masks(handles, reader) == rows_and_masks(inline) == expected(of)
+        assert rows_and_masks(handles, reader, of) == rows_and_masks(inline) == expected(of)
 
 
 @pytest.mark.parametrize("name", names())
@@ -199,7 +203,7 @@ def test_a_pair_merges_alike_in_both_forms(size: str, start: int | None, root: P
     tokens = prompt_tokens + len(decode.token_ids)
     assert sorted(wanted) == list(range(tokens - 1))
     with PayloadReader(root, model=MODEL) as reader:
-        assert rows_and_masks(handles, reader) == (wanted, decode_masks)
+        assert rows_and_masks(handles, reader, decode) == (wanted, decode_masks)
     assert rows_and_masks(inline) == (wanted, decode_masks)
 
 

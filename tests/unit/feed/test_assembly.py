@@ -54,9 +54,12 @@ class TestingRows:
         serial, positions = self._positions(segment)
         out[...] = routing_of(serial, positions, WIDE_MODEL)
 
-    def read_masks(self, segment: PayloadSegment) -> MaskRows:
-        serial, positions = self._positions(segment)
-        return masks_of(serial, token_ids_of(serial, positions, WIDE_MODEL), WIDE_MODEL)
+    def read_masks(
+        self, segment: PayloadSegment, sampled_token_ids_N: NDArray[np.int32]
+    ) -> MaskRows:
+        token_ids_N = tokens_of(segment)
+        assert sampled_token_ids_N.tolist() == token_ids_N.tolist()
+        return masks_of(self._positions(segment)[0], token_ids_N, WIDE_MODEL)
 
     def forget(self, file: str) -> None:
         raise AssertionError(file)
@@ -70,6 +73,12 @@ def pool() -> Iterator[ReadPool]:
     threads = ReadPool(2)
     yield threads
     threads.close()
+
+
+def tokens_of(segment: PayloadSegment) -> NDArray[np.int32]:
+    """The tokens at the segment's positions of its own sequence."""
+    serial, positions = TestingRows()._positions(segment)
+    return token_ids_of(serial, positions, WIDE_MODEL)
 
 
 def assembler(pool: ReadPool, view: View, *, has_root: bool = True) -> Assembler:
@@ -115,9 +124,12 @@ def whole_rows(batch: MicroBatch) -> tuple[dict[int, bytes], dict[int, list[int]
                 source.read_routing(segment, rows)
             routing.update({segment.pos + i: row.tobytes() for i, row in enumerate(rows)})
         else:
-            data = segment.data if isinstance(segment, InlineSegment) else None
-            masks = source.read_masks(segment) if isinstance(segment, PayloadSegment) else data
-            assert isinstance(masks, MaskRows)
+            if isinstance(segment, PayloadSegment):
+                masks = source.read_masks(segment, tokens_of(segment))
+            else:
+                assert isinstance(segment, InlineSegment)
+                assert isinstance(segment.data, MaskRows)
+                masks = segment.data
             kept.update({segment.pos + i: masks[i].tolist() for i in range(len(masks))})
     return routing, kept
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from sideband.batch.rows import PlacedRows
 from sideband.errors import FeedError
@@ -44,7 +45,9 @@ class Source:
             self.read.append((segment.file, segment.row, segment.rows))
         out[...] = (segment.row + np.arange(segment.rows))[:, None, None]
 
-    def read_masks(self, segment: PayloadSegment) -> MaskRows:
+    def read_masks(
+        self, segment: PayloadSegment, sampled_token_ids_N: NDArray[np.int32]
+    ) -> MaskRows:
         raise AssertionError("no masks here")
 
     def forget(self, file: str) -> None:
@@ -202,8 +205,10 @@ class CountingSource:
         self._rows.extend(range(segment.row, segment.row + segment.rows))
         self._source.read_routing(segment, out)
 
-    def read_masks(self, segment: PayloadSegment) -> MaskRows:
-        return self._source.read_masks(segment)
+    def read_masks(
+        self, segment: PayloadSegment, sampled_token_ids_N: NDArray[np.int32]
+    ) -> MaskRows:
+        return self._source.read_masks(segment, sampled_token_ids_N)
 
     def forget(self, file: str) -> None:
         self._source.forget(file)

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import xxhash
 
+from sideband.masks.rows import MaskRows
 from sideband.payload import PayloadError, PayloadReader, PayloadRoot
 from sideband.segments import PayloadSegment
 
@@ -29,6 +31,7 @@ MODEL: Header = {
     "vocab_size": 1000,
 }
 ROUTING = struct.pack("<12H", *range(12))  # 3 rows of 8 bytes
+SAMPLED = [999, 3, 5]  # the second has no kept set
 MASKS = struct.pack("<4II", 0, 2, 2, 3, 7 | 999 << 10 | 5 << 20)
 
 
@@ -152,6 +155,12 @@ def mask_segment(offset: int = 2176, file: str = FILE, **changes: Any) -> Payloa
         "shape": (1000,),
     }
     return PayloadSegment(**facts | changes)
+
+
+def read_masks(reader: PayloadReader, segment: PayloadSegment) -> MaskRows:
+    """The kept sets of the segment with the tokens that the forgery's writer sampled."""
+    sampled = (SAMPLED + [0] * segment.rows)[segment.row : segment.row + segment.rows]
+    return reader.read_masks(segment, np.array(sampled, np.int32))
 
 
 def section(number: int, **facts: object) -> Change:

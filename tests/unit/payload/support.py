@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sideband.ids import RequestId, RunId
+from sideband.masks.rows import MaskRows
 from sideband.model import ModelShape
 from sideband.payload import ChoicePayload, PayloadReader, PayloadRoot, WriteReport, write_payload
 from sideband.payload.columns import RowArray
@@ -65,15 +67,25 @@ def read_routing(reader: PayloadReader, segment: PayloadSegment) -> RowArray:
     return out
 
 
-def rows_read(reader: PayloadReader, segments: Iterable[PayloadSegment]) -> dict[int, bytes]:
-    """Each position's bytes: of its routing row, or of its kept ids."""
+def sampled_tokens(choice: ChoicePayload, segment: PayloadSegment) -> NDArray[np.int32]:
+    """The tokens that the choice sampled at the segment's positions."""
+    assert choice.masks is not None
+    first = segment.pos - choice.masks.pos
+    return choice.masks.sampled_token_ids_N[first : first + segment.rows]
+
+
+def rows_read(
+    reader: PayloadReader, segments: Iterable[PayloadSegment], choice: ChoicePayload | None = None
+) -> dict[int, bytes]:
+    """Each position's bytes: of its routing row, or of its kept ids, which ``choice`` sampled."""
     rows: dict[int, bytes] = {}
     for segment in segments:
-        data = (
-            read_routing(reader, segment)
-            if segment.field == "routed_experts"
-            else reader.read_masks(segment)
-        )
+        data: RowArray | MaskRows
+        if segment.field == "routed_experts":
+            data = read_routing(reader, segment)
+        else:
+            assert choice is not None
+            data = reader.read_masks(segment, sampled_tokens(choice, segment))
         for index in range(segment.rows):
             assert segment.pos + index not in rows
             rows[segment.pos + index] = data[index].tobytes()

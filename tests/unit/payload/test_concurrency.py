@@ -57,8 +57,9 @@ def test_threads_that_write_one_request_each_make_a_file(root: PayloadRoot) -> N
     assert sorted(report.file or "" for report in reports) == root.files_of_request(3, REQUEST)
     with PayloadReader(root, model=None) as reader:
         for seed, report in enumerate(reports):
-            for field, rows in rows_given(one_choice(seed), gaps=GAPS).items():
-                assert rows_read(reader, of_field(report.segments[0], field)) == rows
+            choice = one_choice(seed)
+            for field, rows in rows_given(choice, gaps=GAPS).items():
+                assert rows_read(reader, of_field(report.segments[0], field), choice) == rows
 
 
 def test_threads_that_begin_on_an_empty_root_make_its_folders_together(root: PayloadRoot) -> None:

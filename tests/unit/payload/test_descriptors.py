@@ -12,7 +12,7 @@ import pytest
 
 from sideband.payload import PayloadReader, PayloadRoot, WriteReport, writer
 from sideband.payload.errors import PayloadError, WriteFailed
-from tests.unit.payload.support import all_files, make_root, rows_read, write_one
+from tests.unit.payload.support import all_files, make_root, one_choice, rows_read, write_one
 
 CALLS = [
     "open",
@@ -103,6 +103,6 @@ def _read(root: PayloadRoot, report: WriteReport) -> dict[int, bytes]:
     rows: dict[int, bytes] = {}
     with PayloadReader(root, model=None) as reader:
         for segment in report.segments[0]:
-            for pos, data in rows_read(reader, [segment]).items():
+            for pos, data in rows_read(reader, [segment], one_choice()).items():
                 rows[pos] = rows.get(pos, b"") + data
     return rows

@@ -85,11 +85,11 @@ def check_rows(
     """All rows at once, and each alone."""
     for field in rows:
         own = [segment for segment in segments if segment.field == field]
-        assert rows_read(reader, own) == rows[field]
+        assert rows_read(reader, own, golden_choice()) == rows[field]
         for segment in own:
             for pos in range(segment.pos, segment.stop):
                 one = segment.narrowed(pos, pos + 1)
-                assert rows_read(reader, [one]) == {pos: rows[field][pos]}
+                assert rows_read(reader, [one], golden_choice()) == {pos: rows[field][pos]}
 
 
 @pytest.mark.usefixtures("fixed_name")

@@ -21,6 +21,7 @@ from tests.unit.payload.forge import (
     mask_segment,
     model,
     put,
+    read_masks,
     refused,
     routing_segment,
     section,
@@ -35,7 +36,7 @@ def test_the_forgery_itself_is_a_right_file(root: PayloadRoot, reader: PayloadRe
     assert read_routing(reader, routing_segment()).tobytes() == ROUTING[:16]
     last = routing_segment(row=2, rows=1, pos=5)
     assert read_routing(reader, last).tobytes() == ROUTING[16:]
-    assert reader.read_masks(mask_segment()).ids_M.tolist() == [7, 999, 5]
+    assert read_masks(reader, mask_segment()).ids_M.tolist() == [7, 999, 5]
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 31])

@@ -81,7 +81,7 @@ def check_readable(root: PayloadRoot, report: WriteReport) -> None:
     given = rows_given(one_choice(), gaps=GAPS)
     with PayloadReader(root, model=None) as reader:
         for field, rows in given.items():
-            assert rows_read(reader, of_field(report.segments[0], field)) == rows
+            assert rows_read(reader, of_field(report.segments[0], field), one_choice()) == rows
 
 
 def test_the_steps_are_those_of_the_page(root: PayloadRoot) -> None:

@@ -19,6 +19,7 @@ from tests.unit.payload.forge import (
     entry,
     mask_segment,
     put,
+    read_masks,
     refused,
     routing_segment,
     section,
@@ -65,9 +66,23 @@ def test_masks_are_not_read_as_routing_nor_routing_as_masks(
 ) -> None:
     Forgery().put(root)
     with pytest.raises(errors.SegmentMismatch):
-        reader.read_masks(routing_segment())
+        read_masks(reader, routing_segment())
     with pytest.raises(errors.SegmentMismatch):
         read_routing(reader, mask_segment())
+
+
+def test_kept_sets_of_other_tokens_never_pass(root: PayloadRoot, reader: PayloadReader) -> None:
+    """A segment that names rows next to its own: each of them is intact."""
+    Forgery().put(root)
+    whole = np.array([7, 1, 5], np.int32)  # 7 is in the first set too, and the second is empty
+    assert len(reader.read_masks(mask_segment(), whole)) == 3
+    with pytest.raises(errors.SampledTokenMismatch) as caught:
+        reader.read_masks(mask_segment(row=2, rows=1), np.array([999], np.int32))
+    error = caught.value
+    assert (error.row, error.token_id, error.is_retryable) == (0, 999, False)
+    with pytest.raises(errors.SampledTokenMismatch) as caught:
+        reader.read_masks(mask_segment(), np.array([999, 3, 6], np.int32))
+    assert caught.value.row == 2
 
 
 def test_an_unknown_encoding_is_refused_only_where_it_is_read(
@@ -77,11 +92,11 @@ def test_an_unknown_encoding_is_refused_only_where_it_is_read(
     with pytest.raises(errors.UnsupportedEncoding) as caught:
         read_routing(reader, routing_segment())
     assert caught.value.encoding == "delta"
-    assert len(reader.read_masks(mask_segment())) == 3
+    assert len(read_masks(reader, mask_segment())) == 3
     Forgery(change=section(1, encoding="raw")).put(root)
     reader.forget(FILE)
     with pytest.raises(errors.UnsupportedEncoding):
-        reader.read_masks(mask_segment())
+        read_masks(reader, mask_segment())
     assert read_routing(reader, routing_segment()).tobytes() == ROUTING[:16]
 
 
@@ -94,7 +109,7 @@ def test_a_field_of_a_later_writer_does_not_hide_the_others(
     Forgery(change=section(1, **later, shape=shape, layer_ids=[9])).put(root)
     assert read_routing(reader, routing_segment()).tobytes() == ROUTING[:16]
     with pytest.raises(errors.SegmentMismatch):
-        reader.read_masks(mask_segment())
+        read_masks(reader, mask_segment())
 
 
 def test_a_wrong_block_checksum_names_the_block(root: PayloadRoot, reader: PayloadReader) -> None:
@@ -124,7 +139,7 @@ def test_a_block_that_breaks_its_encoding_though_its_checksum_is_right(
     routing = Forgery().blocks[0]
     Forgery(blocks=[routing, [(3, stored)]]).put(root)
     with pytest.raises(errors.BlockMalformed) as caught:
-        reader.read_masks(mask_segment())
+        read_masks(reader, mask_segment())
     assert caught.value.block == 0
     assert read_routing(reader, routing_segment()).tobytes() == ROUTING[:16]
 
@@ -133,7 +148,7 @@ def test_more_rows_than_a_block_has_starts_for(root: PayloadRoot, reader: Payloa
     lie = both(section(1, rows=4, runs=[[4, 0, 4]]), entry(2, 2, 4))
     Forgery(change=lie).put(root)
     with pytest.raises(errors.BlockMalformed):
-        reader.read_masks(mask_segment(rows=4))
+        read_masks(reader, mask_segment(rows=4))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +202,7 @@ def test_short_reads_are_read_on(
     monkeypatch.setattr(os, "preadv", one_byte)
     monkeypatch.setattr(os, "pread", lambda fd, size, offset: first(fd, min(size, 40), offset))
     assert read_routing(reader, routing_segment()).tobytes() == ROUTING[:16]
-    assert reader.read_masks(mask_segment()).ids_M.tolist() == [7, 999, 5]
+    assert read_masks(reader, mask_segment()).ids_M.tolist() == [7, 999, 5]
 
 
 def test_a_file_that_shrinks_under_an_open_reader_is_truncated(
@@ -206,7 +221,7 @@ def test_a_torn_file_heals_when_its_rest_arrives(root: PayloadRoot, reader: Payl
     put(root, data[:-1])
     refused(reader, errors.PayloadTruncated)
     put(root, data)
-    assert reader.read_masks(mask_segment()).ids_M.tolist() == [7, 999, 5]
+    assert read_masks(reader, mask_segment()).ids_M.tolist() == [7, 999, 5]
 
 
 def test_a_file_that_is_not_there(root: PayloadRoot, reader: PayloadReader) -> None:

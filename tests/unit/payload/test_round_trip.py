@@ -107,9 +107,9 @@ def test_any_range_of_any_request_reads_back(
             segments = report.segments[choice.choice]
             for field, rows in rows_given(choice, gaps=gaps).items():
                 of_this = of_field(segments, field)
-                assert rows_read(reader, of_this) == rows
+                assert rows_read(reader, of_this, choice) == rows
                 inside = {pos: row for pos, row in rows.items() if start <= pos < stop}
-                assert rows_read(reader, clipped(of_this, start, stop)) == inside
+                assert rows_read(reader, clipped(of_this, start, stop), choice) == inside
 
 
 def test_segments_are_the_runs_between_gaps(root: PayloadRoot, reader: PayloadReader) -> None:
@@ -145,7 +145,7 @@ def test_a_file_with_many_whole_and_edge_blocks(root: PayloadRoot, reader: Paylo
     for field in ("routed_experts", "sampling_mask"):
         segments = of_field(report.segments[0], field)
         for start, stop in ranges:
-            found = rows_read(reader, clipped(segments, start, stop))
+            found = rows_read(reader, clipped(segments, start, stop), choice)
             assert found == {pos: row for pos, row in rows[field].items() if start <= pos < stop}
 
 
@@ -165,11 +165,11 @@ def test_no_replay_is_a_gap_and_one_id_and_the_whole_vocabulary_are_rows(
     report = write(root, ChoicePayload(choice=0, routing=None, masks=column), model=model)
     (segment,) = report.segments[0]
     assert (segment.pos, segment.stop, report.masks_empty) == (6, 8, 2)
-    found = reader.read_masks(segment)
+    found = reader.read_masks(segment, column.sampled_token_ids_N[1:3])
     assert found.equals(masks.slice(1, 3))
     assert [len(found[row]) for row in range(2)] == [1, vocab_size]
     (one,) = clipped([segment], 6, 7)
-    assert reader.read_masks(one)[0].tolist() == last.tolist()
+    assert reader.read_masks(one, last)[0].tolist() == last.tolist()
 
 
 def test_cost_grows_with_kept_ids_and_not_with_the_vocabulary(root: PayloadRoot) -> None:
