@@ -3,6 +3,7 @@
 from services.inference_proxy.answers import Answer, Expected, MalformedAnswer, read_answer
 from services.inference_proxy.dialects.base import Body, Dialect, EventReader, UnreadableAnswer
 from services.inference_proxy.raw import parsed_answer
+from sideband.errors import InvalidInput
 
 
 def read_whole(dialect: Dialect, content: bytes, expected: Expected) -> Answer:
@@ -11,6 +12,8 @@ def read_whole(dialect: Dialect, content: bytes, expected: Expected) -> Answer:
         body = dialect.read(parsed_answer(content))
     except UnreadableAnswer as exc:
         raise MalformedAnswer(exc.part, exc.rule) from exc
+    except InvalidInput as exc:
+        raise MalformedAnswer(exc.field, str(exc)) from exc
     return read_answer(body, expected)
 
 
@@ -20,3 +23,5 @@ def read_part(reader: EventReader, body: Body) -> Body:
         return reader.read(body)
     except UnreadableAnswer as exc:
         raise MalformedAnswer(exc.part, exc.rule) from exc
+    except InvalidInput as exc:
+        raise MalformedAnswer(exc.field, str(exc)) from exc

@@ -27,6 +27,7 @@ from tests.field.rollouts import (
 )
 from tests.integration.way import Way, running_way
 from tests.services.inference_proxy.harness import RUN, pair
+from tests.services.inference_proxy.sglang_engine import SglangEngine
 from tests.services.inference_proxy.stub import MODEL, StubEngine
 
 SEQ_LEN = 48
@@ -142,6 +143,8 @@ async def test_four_ways_give_each_rank_the_same_bits_and_the_truth(
         ("colocated-spill", stock, True),
         ("pair-spill", stock_pair, True),
         ("pair-mixed", mixed_pair, True),
+        ("sglang-inline", lambda: {"c0": SglangEngine()}, False),
+        ("sglang-spill", lambda: {"c0": SglangEngine(spills=True)}, True),
     ]
     digests = {}
     for name, engines, by_handle in ways:
@@ -152,7 +155,7 @@ async def test_four_ways_give_each_rank_the_same_bits_and_the_truth(
         )
         check_all(batches, expected)
         digests[name] = [[batch.digest() for batch in rank] for rank in batches]
-        if name.startswith("colocated-") and seen["rows_on_disk"]:
+        if not name.startswith("pair-") and seen["rows_on_disk"]:
             # Three times tokens that ran of the main line and of the fork, then the long one.
             new = (19 - 1) + (13 - 1 - 7)
             assert seen["rows_on_disk"] == 3 * new + (SEQ_LEN + 3 - 1), "no row was written twice"

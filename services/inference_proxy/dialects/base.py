@@ -51,7 +51,7 @@ class EventReader(Protocol):
     """The events of one stream, in order."""
 
     def read(self, event: Body) -> Body:
-        """The event as vLLM sends it. Raises UnreadableAnswer."""
+        """The event as vLLM sends it. Raises UnreadableAnswer, InvalidInput."""
 
 
 class Dialect(Protocol):
@@ -75,7 +75,7 @@ class Dialect(Protocol):
     def read(self, answer: object) -> object:
         """An answer to any of them as vLLM gives it; ``answer`` is parsed JSON of any kind.
 
-        A choice's ``routed_experts`` may be an array. Raises UnreadableAnswer.
+        A choice's ``routed_experts`` may be an array. Raises UnreadableAnswer, InvalidInput.
         """
 
     def events(self) -> EventReader:
