@@ -5,7 +5,7 @@ SIDEBAND_TORCH ?= 1
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 .DEFAULT_GOAL := help
-.PHONY: help bench bench-full demo test test-fast test-slow lint types check openapi lock up down build clean torch
+.PHONY: help bench bench-full demo example test test-fast test-slow lint types check openapi lock up down build clean torch
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -30,6 +30,9 @@ endif
 demo: .venv/.ready ## the whole path on this machine: four ways, compared bitwise (under 2 minutes)
 	$(BIN)/python -m simulation demo --out demo-out
 
+example: torch ## train a small mixture-of-experts model on four ranks, compared with one process
+	$(BIN)/python -m examples.train_tiny_moe train --out example-out
+
 test: test-fast test-slow ## every test: fast tier with coverage, then real processes and containers
 
 test-fast: torch ## the fast tier: unit, properties, golden, services in process
@@ -49,7 +52,7 @@ lint: .venv/.ready ## ruff: format and rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-types: torch ## mypy strict over library, services, simulation and tests
+types: torch ## mypy strict over library, services, simulation, examples and tests
 	$(BIN)/mypy
 
 check: lint types test ## exactly what CI runs
@@ -70,4 +73,4 @@ build: .venv/.ready ## the wheel: the library alone
 	$(BIN)/python -m build --wheel
 
 clean: ## remove what the targets made
-	rm -rf .venv build dist demo-out .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist demo-out example-out .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,7 +7,10 @@ import re
 import sys
 from pathlib import Path
 
-TORCH_ONLY = {"torch", "filelock", "fsspec", "jinja2", "markupsafe", "mpmath", "networkx", "sympy"}
+TORCH_ONLY = {
+    *("torch", "filelock", "fsspec", "jinja2", "markupsafe", "mpmath", "networkx", "sympy"),
+    "safetensors",  # the examples' checkpoints
+}
 
 
 def name_of(line: str) -> str:
