@@ -2,7 +2,7 @@
 
 A file survives a power cut when its own folder and every folder above it were synced after the
 name below was made. The folder of the file is synced for each file; a folder above it needs that
-only once after its child was made, by anybody.
+only when it has changed since this process synced it with the same child in it.
 """
 
 import errno
@@ -29,15 +29,15 @@ _KNOWN_MAX: Final = 65_536  # 256 versions with all their folders; beyond, start
 class DurableFolders:
     """Which folders' names this process has seen synced. Thread-safe.
 
-    A folder is known by its name, device and inode, and forgotten when this process makes it
-    anew: one that was removed and made by another process is another folder. A copy that goes to
-    another process knows nothing.
+    A folder is known by its name, device and inode and by when the folder above it last changed:
+    filesystems give a folder that another process makes anew the inode of the removed one. A copy
+    that goes to another process knows nothing.
     """
 
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self._known: set[_Key] = set()
+        self._known: dict[_Key, int] = {}  # modification time of the folder above, nanoseconds
 
     def __reduce__(self) -> tuple[type["DurableFolders"], tuple[()]]:
         return (DurableFolders, ())
@@ -62,19 +62,21 @@ class DurableFolders:
             yield fds
 
     def sync(self, fds: Sequence[int], names: Sequence[str]) -> None:
-        """Sync the last folder, and each one above it unless its child's name is known.
+        """Sync the last folder, and each one above it unless its child is known to be synced.
 
         ``fds`` are those of ``made``. Raises OSError.
         """
         sync_folder(fds[-1])
         for depth in range(len(names), 0, -1):
             key = _key(fds[depth], tuple(names[:depth]))
+            above_fd = fds[depth - 1]
+            changed_ns = os.fstat(above_fd).st_mtime_ns  # before the sync: it may change again
             # Another writer may have made the child a moment ago and not have synced it yet.
-            if key not in self._known:
-                sync_folder(fds[depth - 1])
+            if self._known.get(key) != changed_ns:
+                sync_folder(above_fd)
                 if len(self._known) >= _KNOWN_MAX:
                     self._known.clear()
-                self._known.add(key)
+                self._known[key] = changed_ns
 
     def _opened(self, parent_fd: int, names: tuple[str, ...]) -> int:
         try:
@@ -82,9 +84,9 @@ class DurableFolders:
         except FileNotFoundError:
             is_new = _make_folder(parent_fd, names[-1])
         fd = os.open(names[-1], FOLDER_FLAGS, dir_fd=parent_fd)
-        if is_new:  # filesystems give a new folder the inode of a removed one
+        if is_new:  # also where it was removed and made within one tick of the clock
             with closed_on_error(fd):
-                self._known.discard(_key(fd, names))
+                self._known.pop(_key(fd, names), None)
         return fd
 
 

@@ -241,7 +241,7 @@ def test_folders_above_are_synced_once(root: PayloadRoot) -> None:
         report = write_one(root, request_id="another")
         other = Path(report.file or "").parts[2]
         assert other != hh
-        assert synced[6:] == [other, "run-1"]
+        assert synced[6:] == [other, "run-1", "payloads"]  # which has got a v4 meanwhile
 
 
 def test_a_folder_that_another_writer_made_is_synced_by_each_process(root: PayloadRoot) -> None:
@@ -255,6 +255,25 @@ def test_a_folder_that_another_writer_made_is_synced_by_each_process(root: Paylo
 def test_a_folder_made_anew_is_synced_anew(root: PayloadRoot) -> None:
     hh = Path(write_one(root).file or "").parts[2]
     root.remove_version(3)
+    with synced_folders() as synced:
+        write_one(root)
+    assert synced == [hh, "run-1", "v3", "payloads"]
+
+
+def test_folders_that_another_process_made_anew_are_synced_anew(
+    root: PayloadRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A filesystem that gives each new folder the inode of a removed one.
+    monkeypatch.setattr("sideband.payload.durable._key", lambda fd, names: (names, 0, 0))
+    hh = Path(write_one(root).file or "").parts[2]
+    for folder in (root.path, root.path / "v3", root.path / "v3" / "run-1"):
+        os.utime(folder, ns=(10**18, 10**18))  # a while ago: clocks of filesystems are coarse
+    write_one(root)
+    with synced_folders() as synced:
+        write_one(root)
+        assert synced == [hh]
+    PayloadRoot.create(root.path, root.run_id, fresh=True)
+    write_one(PayloadRoot.open(root.path))  # as another process would
     with synced_folders() as synced:
         write_one(root)
     assert synced == [hh, "run-1", "v3", "payloads"]
@@ -289,7 +308,7 @@ def test_a_root_sent_to_another_process_is_the_same_root(root: PayloadRoot) -> N
     sent = pickle.loads(pickle.dumps(root))
     assert sent == root
     assert hash(sent) == hash(root)
-    assert sent.durable._known == set()
+    assert sent.durable._known == {}
     assert write_one(sent, request_id=RequestId("from-there")).file is not None
 
 
