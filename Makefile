@@ -5,7 +5,7 @@ SIDEBAND_TORCH ?= 1
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 .DEFAULT_GOAL := help
-.PHONY: help bench bench-full demo example test test-fast test-slow lint types check openapi lock up down build clean torch
+.PHONY: help bench bench-full demo example test test-fast test-faults test-slow lint types check openapi lock up down build clean torch
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -41,6 +41,10 @@ test-fast: torch ## the fast tier: unit, properties, golden, services in process
 
 test-slow: torch ## real processes and containers; skipped by name where no engine runs
 	$(PYTEST) -m "e2e or docker"
+
+FAULT_SEEDS ?= 50
+test-faults: torch ## seeded faults and crashes, FAULT_SEEDS of each; says what was injected
+	$(PYTEST) -n 2 -m "not docker" tests/faults --fault-seeds $(FAULT_SEEDS)
 
 bench: .venv/.ready ## measure both sides in one run; writes docs/performance.md (a few minutes)
 	$(BIN)/python -m bench --out docs

@@ -1,5 +1,6 @@
 """Settings of every test: hypothesis profiles. A failing example prints its seed."""
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -11,3 +12,9 @@ settings.register_profile(
 )
 settings.register_profile("thorough", parent=settings.get_profile("fast"), max_examples=1000)
 settings.load_profile("fast")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fault-seeds", type=int, default=3, help="seeds of each seeded fault test (default 3)"
+    )

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,7 +130,7 @@ def plan_of(step: Step, **changes: Any) -> FeedPlan:
     )
 
 
-def in_parallel(works: "list[Callable[[], T]]") -> list[T]:
+def in_parallel(works: "Sequence[Callable[[], T]]") -> list[T]:
     """Run blocking works together; ranks wait for each other."""
     with ThreadPoolExecutor(len(works)) as pool:
         return list(pool.map(lambda work: work(), works))
