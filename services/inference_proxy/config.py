@@ -12,6 +12,7 @@ from services.inference_proxy.dialects.load import NAME_PATTERN
 from services.inference_proxy.engines import Role
 from services.inference_proxy.headers import is_sendable
 from services.inference_proxy.limits import ATTEMPTS_MAX, ENGINES_MAX, POLICY_VERSION_MAX
+from services.inference_proxy.logprob_forms import LogprobForm
 from services.kit.settings import ServiceSettings
 from sideband.ids import ID_PATTERN
 
@@ -95,6 +96,11 @@ class ProxySettings(ServiceSettings):
         default=2 << 30,
         ge=1 << 20,
         description="Bytes of answers held at the same time to be spilled; more wait unread.",
+    )
+    logprob_form: LogprobForm = Field(
+        default="engine",
+        description="Of answers: as the engine's, or as vLLM 0.32 (token_ids) or 0.30 "
+        "(token_strings) gives it; a client may ask for one by a header.",
     )
     policy_version: int = Field(
         default=0, ge=0, le=POLICY_VERSION_MAX, description="What the engines run at start."

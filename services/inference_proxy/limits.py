@@ -10,6 +10,7 @@ ERROR_BYTES_MAX: Final = 64 << 10  # an engine's error body is read up to here
 EVENT_BYTES_MAX: Final = ANSWER_BYTES_MAX  # the last event of a stream carries all routing rows
 EVENTS_PER_TURN_MAX: Final = 64  # of one part of a stream, then others on the loop get their turn
 OFFLOAD_BYTES_MIN: Final = 256 << 10  # JSON and base64 above this leave the event loop
+LOGPROB_BYTES: Final = 128  # about what one token's log probability takes in JSON
 BRANCHES_MAX: Final = 32  # token prefixes kept per session; older ones only cost asked rows
 SESSION_FILES_MAX: Final = 4096  # files remembered per session, for its discard
 SHOWN_MAX: Final = 1000  # rows of one admin listing

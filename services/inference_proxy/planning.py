@@ -7,6 +7,7 @@ from typing import Any
 from services.inference_proxy.answers import Expected
 from services.inference_proxy.dialects.base import Ask, Injection
 from services.inference_proxy.engines import Engine
+from services.inference_proxy.logprob_forms import LogprobForm
 from services.inference_proxy.refusals import Kind
 from services.inference_proxy.request_ids import AttemptIds, Leg, upstream_base
 from services.inference_proxy.sessions import Session, Tokens
@@ -24,6 +25,7 @@ class Call:
     session_id: SessionId | None
     policy_version: int | None  # what the client asks for
     headers: Sequence[tuple[str, str]]
+    logprob_form: LogprobForm = "engine"
 
     @property
     def is_stream(self) -> bool:

@@ -22,6 +22,7 @@ from services.inference_proxy.answers import (
 )
 from services.inference_proxy.assembly import Range, from_one, merge_legs
 from services.inference_proxy.events import DONE, read_event, write_event
+from services.inference_proxy.logprob_forms import in_form
 from services.inference_proxy.planning import Plan
 from sideband.engines.forms import RoutingValue
 from sideband.ids import RequestId
@@ -105,6 +106,9 @@ class StreamRelay:
         for choice in choices:
             self._count(choice)
         body = {**body, "request_id": self._plan.call.request_id}
+        if self._plan.call.logprob_form != "engine" and choices:
+            choices = in_form(choices, self._plan.call.logprob_form)
+            body["choices"] = choices
         if body.get("kv_transfer_params") is not None:
             body["kv_transfer_params"] = None
         segments = read_segments(body.get("payload_segments"))

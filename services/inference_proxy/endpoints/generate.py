@@ -15,7 +15,12 @@ from services.inference_proxy.endpoints.parts import Parts, PartsDep
 from services.inference_proxy.endpoints.relay import RelayResponse
 from services.inference_proxy.errors import GENERATE_PROBLEMS, as_problems
 from services.inference_proxy.headers import to_client
-from services.inference_proxy.limits import OFFLOAD_BYTES_MIN, POLICY_VERSION_MAX
+from services.inference_proxy.limits import (
+    LOGPROB_BYTES,
+    OFFLOAD_BYTES_MIN,
+    POLICY_VERSION_MAX,
+)
+from services.inference_proxy.logprob_forms import LogprobForm, in_form
 from services.inference_proxy.offload import offload
 from services.inference_proxy.planning import Call, Plan
 from services.inference_proxy.refusals import Kind, check_generate
@@ -58,6 +63,15 @@ VersionHeader = Annotated[
     ),
 ]
 
+LogprobHeader = Annotated[
+    LogprobForm | None,
+    Header(
+        alias="X-Sideband-Logprobs",
+        description="Form of the answer's log probabilities; the setting's by default.",
+        examples=["token_strings"],
+    ),
+]
+
 
 def session_of(value: str | None) -> SessionId | None:
     """The session named by a header. Raises InvalidId."""
@@ -84,6 +98,7 @@ async def generate(
     kind: KindHeader = "eval",
     session: SessionHeader = None,
     policy_version: VersionHeader = None,
+    logprobs: LogprobHeader = None,
 ) -> Response:
     """Forward to an engine, or to a prefill and a decode engine.
 
@@ -99,6 +114,7 @@ async def generate(
         kind=kind,
         session=session,
         policy_version=policy_version,
+        logprob_form=logprobs,
     )
 
 
@@ -119,6 +135,7 @@ async def answer(
     kind: Kind,
     session: str | None,
     policy_version: int | None,
+    logprob_form: LogprobForm | None = None,
 ) -> Response:
     """The answer to a request of the right shape. Raises Problem."""
     try:
@@ -132,6 +149,7 @@ async def answer(
                 session_id=session_of(session),
                 policy_version=policy_version,
                 headers=asked.headers,
+                logprob_form=logprob_form or parts.settings.logprob_form,
             )
             with parts.gate.enter():
                 check_generate(
@@ -174,7 +192,10 @@ async def _answered(asked: Asked, parts: Parts, plan: Plan, outcome: Outcome) ->
     is_delivered = False
     try:
         size_bytes = len(outcome.body["choices"][0].get("routed_experts") or "")
-        content = await offload(lambda: msgspec.json.encode(outcome.body), size_bytes=size_bytes)
+        form = plan.call.logprob_form
+        if form != "engine":
+            size_bytes += LOGPROB_BYTES * sum(map(len, outcome.token_ids.values()))
+        content = await offload(lambda: _encoded(outcome.body, form), size_bytes=size_bytes)
         # Small answers were written without a wait, in which nobody can have left.
         if size_bytes >= OFFLOAD_BYTES_MIN and await has_left(asked.receive):
             raise ClientGone
@@ -186,6 +207,12 @@ async def _answered(asked: Asked, parts: Parts, plan: Plan, outcome: Outcome) ->
         if not is_delivered:
             parts.generate.lost(plan, outcome)
     return content
+
+
+def _encoded(body: dict[str, Any], form: LogprobForm) -> bytes:
+    if form != "engine":
+        body = {**body, "choices": in_form(body["choices"], form)}
+    return msgspec.json.encode(body)
 
 
 async def _streamed(asked: Asked, parts: Parts, plan: Plan) -> Response:

@@ -51,6 +51,8 @@ def plain_headers(headers: list[tuple[bytes, bytes]]) -> PlainHeaders | None:
     named = dict(headers)
     if len(named) != len(headers) or named.get(b"content-type") != b"application/json":
         return None  # repeated, or not JSON by its plain name
+    if b"x-sideband-logprobs" in named:
+        return None
     kind = KINDS.get(named.get(b"x-sideband-kind", b"eval"))
     version = named.get(b"x-sideband-policy-version")
     declared = named.get(b"content-length", b"0")

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import Response
 
 from tests.services.inference_proxy.harness import GENERATE, pair, request_body, running
 from tests.services.inference_proxy.reading import assert_rows, routing_of, segments_of
@@ -103,3 +104,24 @@ async def test_one_token_is_prefills_alone(tmp_path: Path) -> None:
         assert [mask.pos for mask in segments_of(answer, "sampling_mask")] == [6]
         assert proxy.engines["d0"].requests == []
         assert proxy.engines["p0"].requests[0].get("kv_transfer_params") is None
+
+
+@pytest.mark.parametrize("form", ["inline", "handle", "spill"])
+async def test_an_engine_may_sample_more_than_it_was_asked_for(tmp_path: Path, form: str) -> None:
+    """Real ones do now and then: what was sampled was sampled, and its rows belong to it."""
+    root = None if form == "inline" else tmp_path / "root"
+    engine = StubEngine(spills=form == "spill")
+
+    def longer(body: dict[str, Any]) -> Response:
+        params = {**body["sampling_params"], "max_tokens": 6}
+        return StubEngine.json(engine.generate({**body, "sampling_params": params}))
+
+    engine.script.append(longer)
+    async with running({"e0": engine}, root=root) as proxy:
+        answer = (await proxy.generate(request_body(PROMPT, 4), session="s1")).json()
+        tokens = PROMPT + answer["choices"][0]["token_ids"]
+        assert len(tokens) == len(PROMPT) + 6
+        assert_rows(routing_of(answer, root), true_rows(tokens[:-1]))
+        await proxy.generate(request_body([*tokens, 1]), session="s1")
+        params = engine.requests[-1]["sampling_params"]
+        assert params["routed_experts_prompt_start"] == len(tokens) - 1
