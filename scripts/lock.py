@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 TORCH_ONLY = {
-    *("torch", "filelock", "fsspec", "jinja2", "markupsafe", "mpmath", "networkx", "sympy"),
+    *("torch", "filelock", "fsspec", "jinja2", "mpmath", "networkx", "sympy"),
     "safetensors",  # the examples' checkpoints
 }
 

@@ -1,9 +1,13 @@
 """``python -m services.orchestrator``: one run, settings from the environment."""
 
+import os
+import signal
+
 from services.kit.run import serve
 from services.orchestrator.app import create_app
 from services.orchestrator.config import OrchestratorSettings
 
 if __name__ == "__main__":
     settings = OrchestratorSettings()
-    serve(create_app(settings), settings)
+    # A process that can do nothing more ends, so that whoever watches it starts another.
+    serve(create_app(settings, on_crash=lambda: os.kill(os.getpid(), signal.SIGTERM)), settings)

@@ -8,6 +8,7 @@ from services.kit.bodies import Closed
 from services.orchestrator.book import Book
 from services.orchestrator.ending import waiting_for
 from services.orchestrator.feed_client import Failure
+from services.orchestrator.resuming import Report
 from services.orchestrator.sweep import VersionPlan
 
 
@@ -31,6 +32,38 @@ class Files(BaseModel):
 
     files: list[FileView] = Field(description="At most 1000, or the one asked for.", examples=[[]])
     count: int = Field(description="Files kept in all.", examples=[0])
+
+
+class ResumptionView(BaseModel):
+    """What the service found when it last began from its ledger, after a restart or a failure."""
+
+    is_new: bool = Field(description="Whether the run began here.", examples=[False])
+    downtime_s: float = Field(description="How long nobody listened.", examples=[4.2])
+    files_missing: list[str] = Field(
+        description="Files that something still needed and that are gone.", examples=[[]]
+    )
+    rollouts_dropped: list[str] = Field(
+        description="Collected rollouts that were dropped for that.", examples=[[]]
+    )
+    steps_reduced: list[int] = Field(
+        description="Steps that go on without those rollouts.", examples=[[]]
+    )
+    steps_broken: list[int] = Field(
+        description="Steps that ranks may have in part, and may fail to read.", examples=[[]]
+    )
+
+    @classmethod
+    def of(cls, report: Report | None) -> Self:
+        """The view of a report."""
+        found = report or Report()
+        return cls(
+            is_new=report is None,
+            downtime_s=found.downtime_s,
+            files_missing=found.files_missing,
+            rollouts_dropped=[str(name) for name in found.rollouts_dropped],
+            steps_reduced=found.steps_reduced,
+            steps_broken=found.steps_broken,
+        )
 
 
 class SweptVersion(BaseModel):

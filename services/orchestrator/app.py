@@ -4,7 +4,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,20 @@ from services.kit.app import build_app
 from services.orchestrator import loops
 from services.orchestrator.config import OrchestratorSettings
 from services.orchestrator.endpoints import admin, leases, rollouts, steps
+from services.orchestrator.errors import LedgerUnavailable
 from services.orchestrator.feed_client import FeedClient
 from services.orchestrator.files import Files
-from services.orchestrator.ledger import InMemoryLedger, Ledger
+from services.orchestrator.ledger import Ledger
 from services.orchestrator.limits import DELETE_WORKERS, FILE_THREADS
 from services.orchestrator.metrics import Metrics
 from services.orchestrator.proxy_client import ProxyClient
+from services.orchestrator.resuming import resume
 from services.orchestrator.service import Orchestrator
+from services.orchestrator.storage.opening import open_ledger
+from services.orchestrator.terms import Terms
 from sideband.ids import RunId
 from sideband.model import ModelShape
+from sideband.payload.errors import OtherRun
 from sideband.payload.reader import PayloadReader
 from sideband.payload.root import PayloadRoot
 from sideband.routing import model_shape
@@ -48,28 +54,37 @@ def create_app(
     proxy_transport: httpx.AsyncBaseTransport | None = None,
     ledger: Ledger | None = None,
     clock_s: Callable[[], float] = time.time,
+    on_crash: Callable[[], None] = lambda: None,
 ) -> FastAPI:
-    """The application. The transports replace the network, the clock Unix time, for tests."""
+    """The application. The transports replace the network, the clock Unix time, for tests.
+
+    ``ledger`` stands for the one of the settings. ``on_crash`` is called when no further term can
+    begin: the process should end.
+    """
     registry = CollectorRegistry()
     metrics = Metrics(registry)
+
+    world = World(
+        ledger=ledger, feed=feed_transport, proxy=proxy_transport, clock_s=clock_s, crash=on_crash
+    )
+    terms = _terms(settings, metrics, world)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         log.info("effective_settings", settings=settings.shown())
-        async with AsyncExitStack() as stack:
-            service = await _service(settings, stack, metrics, ledger or InMemoryLedger(), clock_s)
-            app.state.service = service
-            feed = await _feed(settings, stack, feed_transport)
-            proxy = await _proxy(settings, stack, proxy_transport)
-            async with _background(service, feed, proxy):
-                yield
-                if service.files is not None:
-                    await service.files.settled(timeout_s=SHUTDOWN_DELETES_S)
+        app.state.terms = terms
+        async with terms.running():
+            yield
+            if terms.problem() is None:
+                files = terms.service().files
+                if files is not None:
+                    await files.settled(timeout_s=SHUTDOWN_DELETES_S)
 
     async def ready() -> list[str]:
-        return readiness(app.state.service)
+        problem = terms.problem()
+        return readiness(terms.service()) if problem is None else [problem.detail]
 
-    app = build_app(
+    return build_app(
         name="orchestrator",
         description=DESCRIPTION,
         settings=settings,
@@ -79,7 +94,44 @@ def create_app(
         registry=registry,
         large_paths=["/v1/rollouts"],
     )
-    return app
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What tests may put in place of the real one."""
+
+    ledger: Ledger | None
+    feed: httpx.AsyncBaseTransport | None
+    proxy: httpx.AsyncBaseTransport | None
+    clock_s: Callable[[], float]
+    crash: Callable[[], None]
+
+
+def _terms(settings: OrchestratorSettings, metrics: Metrics, world: World) -> Terms:
+    @asynccontextmanager
+    async def open_one() -> AsyncIterator[Ledger]:
+        if settings.is_ledger_in_root:
+            await asyncio.to_thread(_prepare_root, settings)
+        opened = world.ledger or await open_ledger(settings.ledger_place(), clock_s=world.clock_s)
+        try:
+            yield opened
+        finally:
+            await opened.close()
+
+    @asynccontextmanager
+    async def serve(opened: Ledger, is_first: bool) -> AsyncIterator[Orchestrator]:
+        async with AsyncExitStack() as stack:
+            is_fresh = is_first and settings.start == "fresh"
+            service = await _service(
+                settings, stack, metrics, opened, world.clock_s, is_fresh=is_fresh
+            )
+            feed = await _feed(settings, stack, world.feed)
+            proxy = await _proxy(settings, stack, world.proxy)
+            service.let_out_resumption()
+            async with _background(service, feed, proxy):
+                yield service
+
+    return Terms(open_one, serve, standby_poll_s=settings.ledger_lease_s / 10, on_crash=world.crash)
 
 
 def describe() -> FastAPI:
@@ -104,27 +156,42 @@ async def _service(
     metrics: Metrics,
     ledger: Ledger,
     clock_s: Callable[[], float],
+    *,
+    is_fresh: bool,
 ) -> Orchestrator:
     model = await asyncio.to_thread(load_model, settings.model_config_path)
+    if is_fresh:
+        await ledger.wipe()  # before the files: what is left of them are orphans, never holes
     files = None
     if settings.payload_root is not None:
         root = await asyncio.to_thread(
             PayloadRoot.create,
             settings.payload_root,
             RunId(settings.run_id),
-            fresh=settings.start == "fresh",
+            fresh=is_fresh,
         )
         pool = stack.enter_context(ThreadPoolExecutor(FILE_THREADS, "payload"))
         reader = stack.enter_context(PayloadReader(root, model=model))
         files = Files(root, reader, pool, metrics)
-    stack.push_async_callback(ledger.close)
+    resumption = await resume(settings, ledger, files, now_s=clock_s())
     service = Orchestrator(
-        settings, model=model, ledger=ledger, files=files, metrics=metrics, clock_s=clock_s
+        settings,
+        resumption=resumption,
+        model=model,
+        ledger=ledger,
+        files=files,
+        metrics=metrics,
+        clock_s=clock_s,
     )
     metrics.watch(service.book)
-    if settings.initial_policy_version is not None:
-        await service.set_policy_version(settings.initial_policy_version)
     return service
+
+
+def _prepare_root(settings: OrchestratorSettings) -> None:
+    """The folder and its marker, so that the ledger can lie beside it; nothing is wiped yet."""
+    assert settings.payload_root is not None, "a ledger in the root needs one"
+    with suppress(OtherRun):  # that is for whoever leads to refuse, or to wipe
+        PayloadRoot.create(settings.payload_root, RunId(settings.run_id), fresh=False)
 
 
 def load_model(path: Path | None) -> ModelShape | None:
@@ -185,6 +252,8 @@ def work(
 ) -> list[Coroutine[Any, Any, None]]:
     """Every loop that this run needs."""
     jobs = [loops.build_steps(service), loops.keep_time(service)]
+    if service.ledger.is_durable:
+        jobs.append(loops.keep_leading(service))
     if feed is not None:
         jobs += [loops.ship_steps(service, feed), loops.poll_feed(service, feed)]
     if proxy is not None:
@@ -206,9 +275,14 @@ async def _run(jobs: list[Coroutine[Any, Any, None]]) -> None:
 def _say_crash(service: Orchestrator, task: asyncio.Task[None]) -> None:
     if task.cancelled() or task.exception() is None:
         return
-    log.critical("background_crashed", exc_info=task.exception())
-    # The ledger may be what crashed, so this is not committed: it only refuses what comes.
-    service.book.run = service.book.run.stopped("a background task crashed; the log has it")
+    error = task.exception()
+    if isinstance(error, BaseExceptionGroup) and error.split(LedgerUnavailable)[1] is None:
+        return  # the term ends
+    log.critical("background_crashed", exc_info=error)
+    if service.ledger.is_durable:
+        service.journal.give_up("a background task crashed; the log has it")
+    else:  # nothing to begin again from: this only refuses what comes
+        service.book.run = service.book.run.stopped("a background task crashed; the log has it")
 
 
 def _secret(value: SecretStr | None) -> str | None:

@@ -20,12 +20,15 @@ from services.orchestrator.membership import StepSize
 from services.orchestrator.records import (
     HELD_STATES,
     Change,
+    Draft,
     DropReason,
     Lease,
     LeaseState,
     Rollout,
     RolloutState,
+    RunRecord,
     StepRecord,
+    StepState,
 )
 from services.orchestrator.retention import Holder, Retention
 from services.orchestrator.staleness import is_stale
@@ -53,10 +56,10 @@ class Rules:
     rollouts_held_max: int
     steps_ahead_max: int  # built and not yet committed by every rank
     history_max: int  # ended leases, rollouts and steps that are still known by id
+    steps_kept: int = 0  # done steps whose files are kept for a trainer that goes back
 
 
 ENDED_STATES: Final = frozenset(LeaseState) - {LeaseState.OPEN}
-ENDED_ROLLOUT_STATES: Final = frozenset({RolloutState.DROPPED, RolloutState.TRAINED})
 
 
 class Book:
@@ -75,13 +78,17 @@ class Book:
         self.held: dict[RolloutId, Rollout] = {}  # waiting or ready
         self.groups = Groups(closed_max=rules.history_max)
         self.steps: dict[int, StepRecord] = {}
-        self.retention = Retention()
+        self.open_steps: dict[int, StepRecord] = {}  # not closed
+        self.draft: Draft | None = None  # decided, not yet built
+        self.retention = Retention(steps_kept=rules.steps_kept)
         self.next_step = rules.first_step
         self.next_lease_index = 0
         self.next_ready_index = 0
         # In the order in which they ended: the oldest is forgotten without a walk over the rest.
         self._ended_leases: OrderedDict[LeaseId, None] = OrderedDict()
         self._ended_rollouts: OrderedDict[RolloutId, None] = OrderedDict()
+        self._closed_steps: OrderedDict[int, None] = OrderedDict()
+        self._sealed: RunRecord | None = None
 
     def put_lease(self, change: Change, lease: Lease) -> None:
         """Record a new lease, or how one ended; ended ones are forgotten beyond the bound."""
@@ -101,6 +108,7 @@ class Book:
         while len(self._ended_leases) > self.rules.history_max:
             oldest, _ = self._ended_leases.popitem(last=False)
             self._forget_lease(self.leases.pop(oldest))
+            change.leases_forgotten.append(oldest)
 
     def _forget_lease(self, lease: Lease) -> None:
         del self.lease_of[lease.rollout_id]
@@ -128,24 +136,68 @@ class Book:
 
     def put_rollout(self, change: Change, rollout: Rollout) -> None:
         """Record a rollout's new state."""
-        self.rollouts.pop(rollout.rollout_id, None)
+        self.rollouts.pop(rollout.rollout_id, None)  # so that the order is that of the last change
         self.rollouts[rollout.rollout_id] = rollout
+        self.held.pop(rollout.rollout_id, None)
         if rollout.state in HELD_STATES:
             self.held[rollout.rollout_id] = rollout
-        else:
-            self.held.pop(rollout.rollout_id, None)
         change.rollouts.append(rollout)
         self._ended_rollouts.pop(rollout.rollout_id, None)
-        if rollout.state in ENDED_ROLLOUT_STATES:
-            self._ended_rollouts[rollout.rollout_id] = None
+        is_trained = rollout.state is RolloutState.TRAINED and rollout.step not in self.open_steps
+        if is_trained or rollout.state is RolloutState.DROPPED:
+            self._end_rollout(change, rollout)
+
+    def _end_rollout(self, change: Change, rollout: Rollout) -> None:
+        """Nothing will become of it any more; the oldest such are forgotten beyond the bound."""
+        self._ended_rollouts[rollout.rollout_id] = None
         while len(self._ended_rollouts) > self.rules.history_max:
             oldest, _ = self._ended_rollouts.popitem(last=False)
             del self.rollouts[oldest]
+            change.rollouts_forgotten.append(oldest)
 
     def put_step(self, change: Change, record: StepRecord) -> None:
-        """Record a step's new state."""
+        """Record a step's new state; closed ones are forgotten beyond the bound."""
         self.steps[record.step] = record
         change.steps.append(record)
+        if record.state is not StepState.CLOSED:
+            self.open_steps[record.step] = record
+            return
+        self.open_steps.pop(record.step, None)
+        for rollout in filter(None, map(self.rollouts.get, record.rollout_ids)):
+            if rollout.state is RolloutState.TRAINED:
+                self.rollouts.pop(rollout.rollout_id)
+                self.rollouts[rollout.rollout_id] = rollout
+                change.rollouts_settled.append(rollout)
+                self._end_rollout(change, rollout)
+        self._closed_steps[record.step] = None
+        while len(self._closed_steps) > self.rules.history_max:
+            oldest, _ = self._closed_steps.popitem(last=False)
+            del self.steps[oldest]
+            change.steps_forgotten.append(oldest)
+
+    def seal(self, change: Change) -> None:
+        """Complete a change with what its decisions do not name: groups, phase, counters.
+
+        To be called once after each decision, before its change is made durable.
+        """
+        self.groups.take_changes(change)
+        change.groups = [
+            replace(group, files=self.retention.files_of(Holder("group", group.group_id)))
+            for group in change.groups
+        ]
+        record = RunRecord(
+            phase=self.run.phase.value,
+            reason=self.run.reason,
+            leases_until_s=self.run.leases_until_s,
+            drain_until_s=self.run.drain_until_s,
+            policy_version=self.policy_version,
+            policy_applied=self.policy_applied,
+            next_step=self.next_step,
+            next_lease_index=self.next_lease_index,
+            next_ready_index=self.next_ready_index,
+        )
+        if record != self._sealed:
+            change.run = self._sealed = record
 
     def lease_of_rollout(self, rollout_id: RolloutId) -> Lease | None:
         """The rollout's lease, open or ended."""
@@ -180,8 +232,7 @@ class Book:
             if advantage == 0.0 and self.rules.filter_zero_advantage:
                 self.drop(change, rollout, DropReason.FILTERED, detail="all rewards are equal")
             else:
-                samples = tuple(with_advantage(sample, advantage) for sample in rollout.samples)
-                self.make_ready(change, replace(rollout, samples=samples))
+                self.make_ready(change, advantaged(rollout, advantage))
         change.delete_files += self.retention.release(Holder("group", result.group_id))
 
     def make_ready(self, change: Change, rollout: Rollout) -> None:
@@ -228,3 +279,9 @@ def with_advantage(sample: Sample, advantage: float) -> Sample:
         sample.loss_mask_T, np.float32(advantage), np.float32(NEUTRAL_ADVANTAGE)
     ).astype(np.float32)
     return replace(sample, advantages=Runs.of(column_T))
+
+
+def advantaged(rollout: Rollout, advantage: float) -> Rollout:
+    """The rollout with its group's advantage on every sample."""
+    samples = tuple(with_advantage(sample, advantage) for sample in rollout.samples)
+    return replace(rollout, advantage=advantage, samples=samples)

@@ -3,7 +3,8 @@
 import hashlib
 from dataclasses import dataclass
 
-from services.orchestrator.stepping import Built, Draft
+from services.orchestrator.records import Draft
+from services.orchestrator.stepping import Built
 from sideband.batch.packing import PackingPlan, plan_rows
 from sideband.feed.codec import Step, encode_step
 from sideband.ids import RunId

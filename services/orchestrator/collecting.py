@@ -46,7 +46,6 @@ class Delivery:
 
     rollout_id: RolloutId
     digest: str
-    body: bytes = b""
     reward: float | None = None
     is_waiting: bool = False
     samples: tuple[Sample, ...] = ()
@@ -83,7 +82,10 @@ def deliver(book: Book, change: Change, delivery: Delivery, now_s: float) -> Rol
         )
     if lease.state is not LeaseState.OPEN:
         reason = DropReason.STALE if lease.reason == "stale" else _BY_LEASE[lease.state]
-        rollout = _record(lease, replace(delivery, drop=reason, detail=f"lease: {lease.reason}"))
+        late = replace(
+            delivery, drop=reason, detail=f"lease: {lease.reason}", files_shared=frozenset()
+        )
+        rollout = _record(lease, late)
         book.put_rollout(change, rollout)
         change.delete_files += book.retention.discard(delivery.files)
         return rollout
@@ -103,7 +105,7 @@ def _collect(book: Book, change: Change, delivery: Delivery, lease: Lease, now_s
     else:
         gone = book.retention.hold(Holder("rollout", rollout.rollout_id), rollout.files)
         assert not gone, "checked above"
-        change.bodies[rollout.rollout_id] = delivery.body
+        change.bodies[rollout.rollout_id] = rollout.samples
         if rollout.state is RolloutState.READY:
             book.make_ready(change, rollout)
         else:

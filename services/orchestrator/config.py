@@ -1,7 +1,9 @@
 """Settings of the orchestrator, read from ``SIDEBAND_ORCHESTRATOR_*``; unknown keys fail."""
 
+import os
+import socket
 from pathlib import Path
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -9,9 +11,12 @@ from pydantic_settings import SettingsConfigDict
 from services.kit.settings import ServiceSettings
 from services.orchestrator.book import Rules
 from services.orchestrator.membership import StepSize
+from services.orchestrator.storage.opening import MEMORY, LedgerPlace, url_problem
 from sideband.batch.packing import PackingPlan
 from sideband.errors import InvalidInput
 from sideband.ids import ID_PATTERN, RunId
+
+LEDGER_NAME: Final = "ledger.sqlite3"  # in the payload root, beside the folders of versions
 
 
 class OrchestratorSettings(ServiceSettings):
@@ -31,6 +36,30 @@ class OrchestratorSettings(ServiceSettings):
     )
     start: Literal["fresh", "resume"] = Field(
         default="resume", description="fresh wipes a marked root; resume keeps it."
+    )
+    ledger_url: SecretStr | None = Field(
+        default=None,
+        description="memory, sqlite:///<absolute path> or postgresql://<address>. Unset: "
+        "ledger.sqlite3 in the payload root, memory without a root.",
+    )
+    instance_name: str | None = Field(
+        default=None,
+        max_length=256,
+        description="How this process is named to clients of others on the same ledger, best its "
+        "URL; unset: host name and process id.",
+    )
+    ledger_lease_s: float = Field(
+        default=5.0, ge=0.5, le=60, description="PostgreSQL: a silent leader is replaced after it."
+    )
+    ledger_commit_timeout_s: float = Field(
+        default=10.0, gt=0, le=600, description="A commit that takes longer has failed."
+    )
+    applied_steps_kept: int = Field(
+        default=0,
+        ge=0,
+        le=10_000,
+        description="Steps whose files are kept although their policy is applied, for a trainer "
+        "that goes back to an earlier checkpoint.",
     )
     model_config_path: Path | None = Field(
         default=None, description="The model's Hugging Face config.json; needed for any rows."
@@ -131,6 +160,14 @@ class OrchestratorSettings(ServiceSettings):
     )
     http_timeout_s: float = Field(default=30.0, gt=0, description="Deadline of a call.")
 
+    @field_validator("ledger_url")
+    @classmethod
+    def _ledger_url(cls, url: SecretStr | None) -> SecretStr | None:
+        problem = None if url is None else url_problem(url.get_secret_value())
+        if problem is not None:
+            raise ValueError(problem)
+        return url
+
     @field_validator("feed_url", "proxy_url")
     @classmethod
     def _base_url(cls, url: str | None) -> str | None:
@@ -158,6 +195,26 @@ class OrchestratorSettings(ServiceSettings):
             pad_multiple=self.pad_multiple,
         )
 
+    def ledger_place(self) -> LedgerPlace:
+        """Where the ledger is, and as whom it is opened."""
+        if self.ledger_url is not None:
+            url = self.ledger_url.get_secret_value()
+        elif self.payload_root is not None:
+            url = f"sqlite:///{self.payload_root / LEDGER_NAME}"
+        else:
+            url = MEMORY
+        return LedgerPlace(
+            url=url,
+            run_id=self.run_id,
+            name=self.instance_name or f"{socket.gethostname()}:{os.getpid()}",
+            lease_s=self.ledger_lease_s,
+        )
+
+    @property
+    def is_ledger_in_root(self) -> bool:
+        """Whether the ledger is the default one of a run with a payload root."""
+        return self.ledger_url is None and self.payload_root is not None
+
     def rules(self) -> Rules:
         """What the decisions go by."""
         return Rules(
@@ -175,4 +232,5 @@ class OrchestratorSettings(ServiceSettings):
             rollouts_held_max=self.rollouts_held_max,
             steps_ahead_max=self.steps_ahead_max,
             history_max=self.history_max,
+            steps_kept=self.applied_steps_kept,
         )

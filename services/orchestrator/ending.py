@@ -8,7 +8,7 @@ from services.orchestrator.book import Book
 from services.orchestrator.leasing import expire
 from services.orchestrator.lifecycle import Phase, Run
 from services.orchestrator.records import Change, DropReason, LeaseState, StepState
-from services.orchestrator.stepping import is_building, is_last_step
+from services.orchestrator.stepping import close_done, is_last_step
 
 
 def tick(book: Book, change: Change, now_s: float) -> None:
@@ -33,11 +33,13 @@ def set_run(book: Book, change: Change, run: Run, now_s: float) -> None:
     if run.phase is Phase.ENDED:
         for rollout in list(book.held.values()):
             book.drop(change, rollout, DropReason.RUN_ENDED, detail=run.reason)
+        change.delete_files += book.retention.keep_no_steps()  # nobody goes back in an ended run
+        close_done(book, change)
 
 
 def _policy_deadline(book: Book, change: Change, now_s: float) -> None:
-    for record in sorted(book.steps.values(), key=lambda record: record.step):
-        if record.state is not StepState.ACKNOWLEDGED or record.acknowledged_s is None:
+    for record in sorted(book.open_steps.values(), key=lambda record: record.step):
+        if record.acknowledged_s is None or book.retention.is_done(record.step):
             continue
         if now_s - record.acknowledged_s >= book.rules.policy_timeout_s:
             reason = (
@@ -62,7 +64,7 @@ def _drain(book: Book, change: Change, now_s: float) -> None:
         _drop_rest(book, change)
     if now_s >= run.drain_until_s:
         set_run(book, change, run.ended(f"drain deadline: {waiting_for(book)}"), now_s)
-    elif not book.open_leases and not book.held and _all_closed(book):
+    elif not book.open_leases and not book.held and _all_done(book):
         set_run(book, change, run.ended("drained"), now_s)
 
 
@@ -76,8 +78,8 @@ def _drop_rest(book: Book, change: Change) -> None:
             book.drop(change, rollout, DropReason.RUN_ENDED, detail="does not fill a last step")
 
 
-def _all_closed(book: Book) -> bool:
-    return not is_building(book) and all(r.state is StepState.CLOSED for r in book.steps.values())
+def _all_done(book: Book) -> bool:
+    return book.draft is None and all(book.retention.is_done(step) for step in book.open_steps)
 
 
 def waiting_for(book: Book) -> str:
@@ -87,8 +89,8 @@ def waiting_for(book: Book) -> str:
         StepState.SHIPPED: "not every rank committed step {}",
         StepState.ACKNOWLEDGED: "v{0} of step {0} was never applied",
     }
-    for record in sorted(book.steps.values(), key=lambda record: record.step):
-        if record.state in by_state:
+    for record in sorted(book.open_steps.values(), key=lambda record: record.step):
+        if not book.retention.is_done(record.step):
             return by_state[record.state].format(record.step)
     if book.open_leases:
         return f"{len(book.open_leases)} leases are open"

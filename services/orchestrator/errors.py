@@ -10,6 +10,7 @@ Problem
 ├── RolloutConflict (409)    the id was delivered with another body
 ├── RolloutInStep (409)      too late to drop it: a rank may have to read its files
 ├── PolicyUnknown, PolicyBehind, TooManyLeases, TooManyRollouts (503, with Retry-After)
+├── LedgerBehind, LedgerUnavailable, NotLeading (503, with Retry-After)
 ├── UnsupportedForm (415)    neither of the two forms of a rollout
 ├── NoPayloadRoot (409)      a file operation in an inline run
 ├── InvalidFileName (422)
@@ -169,6 +170,24 @@ class TooManyRollouts(Problem):
     """As many rollouts are held as the settings admit: the trainer is behind."""
 
     status, code, title = 503, "too_many_rollouts", "Too many held rollouts"
+
+
+class LedgerBehind(Problem):
+    """More changes wait for the ledger than may."""
+
+    status, code, title = 503, "ledger_behind", "Ledger behind"
+
+
+class LedgerUnavailable(Problem):
+    """The ledger cannot be written: nothing that was asked is known to be kept. Ask again."""
+
+    status, code, title = 503, "ledger_unavailable", "Ledger unavailable"
+
+
+class NotLeading(Problem):
+    """Another orchestrator leads the run; ``leader`` says which."""
+
+    status, code, title = 503, "not_leading", "Not leading"
 
 
 class UnsupportedForm(Problem):

@@ -103,6 +103,10 @@ class Files:
         """Bytes of ``file`` on disk; None when it is gone."""
         return await self.call(self.root.size, file)
 
+    def missing(self, files: Sequence[str]) -> list[str]:
+        """Those that are not on the disk. Blocks."""
+        return [file for file in files if self.root.size(file) is None]
+
     def list_version(self, policy_version: int, is_held: Callable[[str], bool]) -> VersionPlan:
         """What a sweep would do with one orphaned version. Blocks."""
         files = [(stored.file, stored.size_bytes) for stored in self.root.files(policy_version)]

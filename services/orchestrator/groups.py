@@ -6,9 +6,11 @@ replaced by another rollout. A member that never took a lease counts as failed w
 closed by its deadline.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from services.orchestrator.errors import GroupClosed, GroupConflict, GroupFull
+from services.orchestrator.records import Change, GroupRecord, MemberRecord
 from sideband.batch.advantages import group_advantages
 from sideband.ids import GroupId, RolloutId
 
@@ -50,6 +52,11 @@ class Groups:
         self._idle: dict[GroupId, None] = {}  # open groups without an open member
         self._closed: dict[GroupId, None] = {}
         self._closed_max = closed_max
+        # What changed since it was taken last; a group that closed takes its members along.
+        self._touched: dict[GroupId, GroupRecord] = {}
+        self._members_touched: dict[tuple[GroupId, RolloutId], None] = {}
+        self._replaced: list[tuple[GroupId, RolloutId]] = []
+        self._forgotten: list[GroupId] = []
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -72,11 +79,14 @@ class Groups:
             if not failed:
                 raise GroupFull(group_id, size=size)
             del group.members[failed[0]]
+            self._members_touched.pop((group_id, failed[0]), None)
+            self._replaced.append((group_id, failed[0]))
         group.members[rollout_id] = _Member(index)
         group.open_count += 1
         group.touched_s = now_s
         self._groups[group_id] = group
         self._idle.pop(group_id, None)
+        self._touch(group_id, rollout_id)
 
     def deliver(
         self, group_id: GroupId, rollout_id: RolloutId, *, reward: float | None, now_s: float
@@ -106,6 +116,7 @@ class Groups:
         group.touched_s = now_s
         if group.open_count == 0:
             self._idle[group_id] = None
+        self._touch(group_id, rollout_id)
         return self.close(group_id) if group.is_complete else None
 
     def withdraw(self, group_id: GroupId, rollout_id: RolloutId) -> None:
@@ -114,6 +125,7 @@ class Groups:
         member = group.members.get(rollout_id) if group else None
         if member is not None:
             member.reward, member.is_delivered = None, False
+            self._members_touched[group_id, rollout_id] = None
 
     def overdue(self, *, now_s: float, timeout_s: float) -> list[GroupId]:
         """Groups that nobody works on and that nobody joined for ``timeout_s``."""
@@ -128,8 +140,17 @@ class Groups:
         group = self._groups.pop(group_id)
         self._idle.pop(group_id, None)
         self._closed[group_id] = None
+        self._touched.pop(group_id, None)  # so that the order is that of the last change
+        self._touched[group_id] = GroupRecord(
+            group_id=group_id, size=group.size, touched_s=group.touched_s, is_closed=True
+        )
+        for name in group.members:
+            self._members_touched.pop((group_id, name), None)
         while len(self._closed) > self._closed_max:
-            del self._closed[next(iter(self._closed))]
+            oldest = next(iter(self._closed))
+            del self._closed[oldest]
+            self._touched.pop(oldest, None)
+            self._forgotten.append(oldest)
         members = sorted(group.members.items(), key=lambda item: item[1].index)
         rewarded = [(name, member.reward) for name, member in members if member.reward is not None]
         rewards = [reward for _, reward in rewarded]
@@ -140,3 +161,66 @@ class Groups:
             advantages={name: value for (name, _), value in zip(rewarded, values, strict=True)},
             missing=group.size - delivered,
         )
+
+    def _touch(self, group_id: GroupId, rollout_id: RolloutId) -> None:
+        group = self._groups[group_id]
+        self._members_touched[group_id, rollout_id] = None
+        self._touched.pop(group_id, None)
+        self._touched[group_id] = GroupRecord(
+            group_id=group_id, size=group.size, touched_s=group.touched_s, is_closed=False
+        )
+
+    def take_changes(self, change: Change) -> None:
+        """Move what changed since the last call into ``change``."""
+        change.groups += self._touched.values()
+        change.members += [
+            self._member_record(group_id, name) for group_id, name in self._members_touched
+        ]
+        change.members_replaced += self._replaced
+        change.groups_forgotten += self._forgotten
+        self._touched, self._members_touched = {}, {}
+        self._replaced, self._forgotten = [], []
+
+    def _member_record(self, group_id: GroupId, rollout_id: RolloutId) -> MemberRecord:
+        member = self._groups[group_id].members[rollout_id]
+        return MemberRecord(
+            group_id=group_id,
+            rollout_id=rollout_id,
+            index=member.index,
+            is_open=member.is_open,
+            is_delivered=member.is_delivered,
+            reward=member.reward,
+        )
+
+    def restore(self, groups: Iterable[GroupRecord], members: Iterable[MemberRecord]) -> None:
+        """Take over recorded groups, in the order of their last change. Only when empty."""
+        assert not self._groups, "restored once, before anything else"
+        assert not self._closed, "restored once, before anything else"
+        for record in groups:
+            if record.is_closed:
+                self._closed[record.group_id] = None
+            else:
+                self._groups[record.group_id] = _Group(size=record.size, touched_s=record.touched_s)
+        for member in sorted(members, key=lambda member: member.index):
+            group = self._groups[member.group_id]
+            group.members[member.rollout_id] = _Member(
+                member.index,
+                is_open=member.is_open,
+                reward=member.reward,
+                is_delivered=member.is_delivered,
+            )
+            group.open_count += member.is_open
+        idle = (name for name, group in self._groups.items() if group.open_count == 0)
+        self._idle = dict.fromkeys(idle)
+
+    def wait_longer(self, by_s: float) -> None:
+        """Nobody could work on the open groups for ``by_s``."""
+        busy = [group_id for group_id in self._groups if group_id not in self._idle]
+        for group_id in (*busy, *self._idle):
+            group = self._groups[group_id]
+            group.touched_s += by_s
+            record = GroupRecord(
+                group_id=group_id, size=group.size, touched_s=group.touched_s, is_closed=False
+            )
+            self._touched.pop(group_id, None)
+            self._touched[group_id] = record

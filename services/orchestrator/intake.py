@@ -47,7 +47,6 @@ def read(wire: RolloutWire, lease: Lease | None, rules: IntakeRules) -> Delivery
     base = Delivery(
         rollout_id=RolloutId(wire.rollout_id),
         digest=hashlib.sha256(body).hexdigest(),
-        body=body,
         files=_files_named(wire, rules.run_id, lease.policy_version if lease else None),
     )
     if lease is None:

@@ -13,6 +13,12 @@ DECODE_INLINE_BYTES_MAX: Final = 64 << 10  # larger bodies are decoded off the e
 LIST_ITEMS_MAX: Final = 1000  # of one admin answer
 SWEEP_FILES_SHOWN_MAX: Final = 1000
 
+CHANGES_PER_COMMIT_MAX: Final = 256  # about 2,000 rows: some 20 ms of work on the event loop
+CHANGES_WAITING_MAX: Final = 8192  # more is a 503: the ledger is behind
+ROWS_PER_CALL_MAX: Final = 500  # to the database, then others on the loop get their turn
+
+FILES_PER_STAT: Final = 64  # looked at by one thread, one round trip each
+
 FILE_THREADS: Final = 16
 DELETE_WORKERS: Final = 4  # unlink on a shared filesystem is a round trip; more would crowd it
 DELETE_ATTEMPTS_MAX: Final = 5

@@ -15,7 +15,8 @@ from services.orchestrator.feed_client import FeedBusy, FeedCallFailed, FeedClie
 from services.orchestrator.lifecycle import Phase
 from services.orchestrator.limits import DISCARD_ATTEMPTS_MAX, RETRY_WAIT_S_MAX
 from services.orchestrator.proxy_client import ProxyCallFailed, ProxyClient
-from services.orchestrator.records import Change, StepState
+from services.orchestrator.rebuilding import rebuild_steps
+from services.orchestrator.records import StepState
 from services.orchestrator.service import Orchestrator
 from sideband.errors import InvalidInput, PayloadError
 
@@ -33,6 +34,8 @@ async def build_steps(service: Orchestrator) -> None:
         routing_valid_fraction_min=settings.routing_valid_fraction_min,
         mask_valid_fraction_min=settings.mask_valid_fraction_min,
     )
+    await rebuild_steps(service, rules)
+    service.to_build.set()  # a draft may be there, or enough for a step
     while True:
         await service.to_build.wait()
         service.to_build.clear()
@@ -41,12 +44,18 @@ async def build_steps(service: Orchestrator) -> None:
 
 
 async def build_one(service: Orchestrator, rules: BuildRules) -> bool:
-    """Build the next step if it is full; whether it was."""
-    change = Change()
-    draft = stepping.begin(service.book, change, service.clock_s())
+    """Build the next step if it is full; whether it was.
+
+    What it holds is durable before it is built: whatever is decided meanwhile builds on that.
+    """
+    draft = service.book.draft  # of an earlier process
     if draft is None:
-        if change:
-            await service.commit(change)
+        with service.decision() as change:
+            draft = stepping.begin(service.book, change, service.clock_s())
+        if draft is None and not change:
+            return False
+        await service.commit(change)
+    if draft is None or service.book.run.is_terminal:
         return False
     problem = validity_problem(draft, rules)
     if problem is None:
@@ -55,10 +64,10 @@ async def build_one(service: Orchestrator, rules: BuildRules) -> bool:
         except InvalidInput as exc:
             problem = f"step {draft.step} cannot be built: {exc}"
     if problem is not None:
-        await service.commit(change)
         await service.stop(problem)
         return False
-    record = stepping.finish(service.book, change, draft, built, service.clock_s())
+    with service.decision() as change:
+        record = stepping.finish(service.book, change, draft, built, service.clock_s())
     await service.commit(change)
     log.info(
         "step_built",
@@ -86,8 +95,9 @@ async def _ship_all(service: Orchestrator, feed: FeedClient) -> None:
     wait_s = RETRY_WAIT_S_MIN
     while service.book.run.phase is not Phase.STOPPED:
         record = stepping.unsent(service.book)
-        if record is None:
-            return
+        if record is None or not record.body:
+            return  # nothing to send, or not built again yet
+        await service.settled()  # the feed must not have what a crash could change
         try:
             # A feed that was started anew takes any step as its first: what it lost goes first.
             # Only the process that was asked may take it, should the feed start anew in between.
@@ -109,8 +119,8 @@ async def _ship_all(service: Orchestrator, feed: FeedClient) -> None:
             wait_s = min(RETRY_WAIT_S_MAX, wait_s * 2)
             continue
         wait_s = RETRY_WAIT_S_MIN
-        change = Change()
-        stepping.shipped(service.book, change, record.step)
+        with service.decision() as change:
+            stepping.shipped(service.book, change, record.step)
         await service.commit(change)
 
 
@@ -120,7 +130,7 @@ def is_complete(service: Orchestrator) -> bool:
     if book.run.is_terminal:
         return True
     has_rest = bool(book.held) or stepping.unsent(book) is not None
-    return stepping.is_last_step(book) and not has_rest and not stepping.is_building(book)
+    return stepping.is_last_step(book) and not has_rest and book.draft is None
 
 
 async def _end(service: Orchestrator, feed: FeedClient) -> bool:
@@ -153,7 +163,7 @@ async def poll_feed_once(service: Orchestrator, feed: FeedClient) -> str | None:
     Raises FeedCallFailed.
     """
     book = service.book
-    shipped = {r.step for r in book.steps.values() if r.state is StepState.SHIPPED}
+    shipped = {r.step for r in book.open_steps.values() if r.state is StepState.SHIPPED}
     if not shipped:
         return None
     # Held steps are asked for first: one that is committed in between is then in the second
@@ -170,9 +180,9 @@ async def poll_feed_once(service: Orchestrator, feed: FeedClient) -> str | None:
     if acknowledged.committed_step is not None:
         await service.acknowledge(acknowledged.committed_step)
     # Steps shipped since the first question are not among those that may be lost.
-    later = {r.step for r in book.steps.values()} - shipped
-    change = Change()
-    again = stepping.lost(book, change, held | later)
+    later = set(book.open_steps) - shipped
+    with service.decision() as change:
+        again = stepping.lost(book, change, held | later)
     await service.commit(change)
     if again:
         service.metrics.steps_resent_total.inc(len(again))
@@ -218,6 +228,13 @@ async def keep_time(service: Orchestrator) -> None:
     while True:
         await asyncio.sleep(service.settings.tick_s)
         await service.tick()
+
+
+async def keep_leading(service: Orchestrator) -> None:
+    """Say often enough that this process is alive; the ledger says whether it still leads."""
+    while True:
+        await asyncio.sleep(service.settings.ledger_lease_s / 3)
+        await service.journal.renew()
 
 
 async def sweep_orphans(service: Orchestrator) -> None:

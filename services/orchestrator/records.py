@@ -123,6 +123,7 @@ class Rollout:
     digest: str
     state: RolloutState
     reward: float | None = None
+    advantage: float | None = None  # the group's, put on its samples when the group was complete
     samples: tuple[Sample, ...] = ()
     files: frozenset[str] = frozenset()
     files_shared: frozenset[str] = frozenset()  # held by the group for the request's other choices
@@ -136,7 +137,10 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepRecord:
-    """One built step. ``body`` is what the feed gets; it is held until every rank committed."""
+    """One built step. ``body`` is what the feed gets; it is held until every rank committed.
+
+    It is empty after a resume until the step is built again: ``digest`` says that it is the same.
+    """
 
     step: int
     state: StepState
@@ -151,25 +155,113 @@ class StepRecord:
     acknowledged_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A step that is decided and not yet built. Its rollouts still have their samples."""
+
+    step: int
+    rollouts: tuple[Rollout, ...]
+
+    @property
+    def files(self) -> frozenset[str]:
+        """Every file that its ranks may have to read."""
+        return frozenset(file for rollout in self.rollouts for file in rollout.files)
+
+    @property
+    def tally(self) -> Tally:
+        """The sum over its rollouts."""
+        return sum((rollout.tally for rollout in self.rollouts), Tally())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberRecord:
+    """One member of an open group. ``reward`` is None when none was given, or it failed."""
+
+    group_id: GroupId
+    rollout_id: RolloutId
+    index: int  # of dispatch
+    is_open: bool
+    is_delivered: bool
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRecord:
+    """One group. A closed one has no members any more; its id stays closed.
+
+    ``files`` are what it keeps for choices of its members' requests that may still come.
+    """
+
+    group_id: GroupId
+    size: int
+    touched_s: float
+    is_closed: bool
+    files: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """What a run is at, beside its leases, rollouts, groups, steps and files."""
+
+    phase: str
+    reason: str
+    leases_until_s: float | None
+    drain_until_s: float | None
+    policy_version: int | None
+    policy_applied: int
+    next_step: int
+    next_lease_index: int
+    next_ready_index: int
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Change:
-    """What one decision changed, and what must be done once that is durable."""
+    """What one decision changed, and what must be done once that is durable.
+
+    A record replaces an earlier one of the same id, in the order given. ``Book.seal`` adds what
+    decisions do not name themselves: groups, counters, what is forgotten.
+    """
 
     leases: list[Lease] = field(default_factory=list)
     rollouts: list[Rollout] = field(default_factory=list)
     steps: list[StepRecord] = field(default_factory=list)
-    bodies: dict[RolloutId, bytes] = field(default_factory=dict)  # of rollouts now collected
+    bodies: dict[RolloutId, tuple[Sample, ...]] = field(default_factory=dict)  # now collected
     policy_version: int | None = None
     phase: str | None = None
-    delete_files: list[str] = field(default_factory=list)
+    delete_files: list[str] = field(default_factory=list)  # given up: to be deleted, never held
     discard_sessions: list[SessionId] = field(default_factory=list)
 
+    run: RunRecord | None = None
+    rollouts_settled: list[Rollout] = field(default_factory=list)  # trained, their step is closed
+    groups: list[GroupRecord] = field(default_factory=list)
+    members: list[MemberRecord] = field(default_factory=list)
+    members_replaced: list[tuple[GroupId, RolloutId]] = field(default_factory=list)
+    groups_forgotten: list[GroupId] = field(default_factory=list)
+    leases_forgotten: list[LeaseId] = field(default_factory=list)
+    rollouts_forgotten: list[RolloutId] = field(default_factory=list)
+    steps_forgotten: list[int] = field(default_factory=list)
+    versions_forgotten: list[int] = field(default_factory=list)  # their folders are gone
+    files_deleted: list[str] = field(default_factory=list)  # given up before, and now deleted
+
     def __bool__(self) -> bool:
-        return bool(
-            self.leases
-            or self.rollouts
-            or self.steps
-            or self.delete_files
-            or self.policy_version is not None
-            or self.phase
+        return any(bool(getattr(self, name)) for name in Change.__slots__ if name != "run") or (
+            self.run is not None or self.policy_version is not None
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Records:
+    """Everything a ledger has of one run; each list in the order of the records' last change.
+
+    ``rollouts`` have their samples as delivered while they are held or lie in a step that is not
+    built; ``files`` are given up, and True when they may not be deleted yet.
+    """
+
+    run: RunRecord
+    leases: list[Lease]
+    rollouts: list[Rollout]
+    groups: list[GroupRecord]
+    members: list[MemberRecord]
+    steps: list[StepRecord]
+    files: dict[str, bool]
+    saved_s: float  # when the last of it was made durable, Unix time

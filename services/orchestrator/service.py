@@ -3,44 +3,47 @@
 Every public method is one decision or one read. Effects (deletions, discarded sessions, metrics)
 follow the commit; loops in ``loops.py`` build, ship and poll. All methods run on one event loop;
 between two awaits nobody else changes the book.
+
+Whatever changes something raises LedgerUnavailable when its change is not known to be durable, and
+LedgerBehind, before it decides, when too much waits.
 """
 
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import structlog
 
 from services.kit.problems import Problem
 from services.orchestrator import collecting, ending, leasing, stepping
-from services.orchestrator.book import Book
+from services.orchestrator.checking import DeliveryLog, with_files_checked
 from services.orchestrator.collecting import Delivery
 from services.orchestrator.config import OrchestratorSettings
 from services.orchestrator.errors import (
     REFUSALS,
     RETRY_SOON,
     NoPayloadRoot,
-    RolloutRefused,
     RolloutUnknown,
     TooManyRollouts,
 )
 from services.orchestrator.feed_client import Failure
-from services.orchestrator.files import Files, FilesGone
-from services.orchestrator.intake import IntakeRules, read, refused
+from services.orchestrator.files import Files
+from services.orchestrator.intake import IntakeRules, read
+from services.orchestrator.journal import Journal
 from services.orchestrator.leasing import LeaseRequest
 from services.orchestrator.ledger import Ledger
 from services.orchestrator.lifecycle import Phase, Run
 from services.orchestrator.limits import DECODE_INLINE_BYTES_MAX
 from services.orchestrator.metrics import Metrics
-from services.orchestrator.records import Change, DropReason, Lease, LeaseState, Rollout
+from services.orchestrator.records import Change, Lease, LeaseState, Rollout
+from services.orchestrator.resuming import Resumption
 from services.orchestrator.sweep import SweepRules, VersionPlan, orphaned_versions
 from services.orchestrator.wire import RolloutWire
 from sideband.batch.packing import PackingPlan
 from sideband.ids import LeaseId, RolloutId, SessionId
 from sideband.model import ModelShape
-from sideband.segments import PayloadSegment
 
 log = structlog.get_logger(__name__)
 
@@ -52,6 +55,7 @@ class Orchestrator:
         self,
         settings: OrchestratorSettings,
         *,
+        resumption: Resumption,
         model: ModelShape | None,
         ledger: Ledger,
         files: Files | None,
@@ -59,7 +63,8 @@ class Orchestrator:
         clock_s: Callable[[], float] = time.time,
     ) -> None:
         self.settings, self.model, self.files, self.metrics = settings, model, files, metrics
-        self.book = Book(settings.rules())
+        self.book, self.ledger = resumption.book, ledger
+        self.resumption = resumption
         self.plan: PackingPlan = settings.packing_plan()
         self.sessions: asyncio.Queue[SessionId] = asyncio.Queue()  # to be discarded
         self.to_build = asyncio.Event()  # something may be ready to be built
@@ -67,8 +72,10 @@ class Orchestrator:
         self.feed_failure: Failure | None = None  # as the feed says
         self.pushes = 0  # of the policy version, so that an older answer to a poll is known
         self.clock_s = clock_s
-        self._ledger = ledger
-        self._has_warned_of_masks = False
+        self.journal = Journal(
+            ledger, self._let_out, commit_timeout_s=settings.ledger_commit_timeout_s
+        )
+        self._deliveries = DeliveryLog()
         self._intake = IntakeRules(
             run_id=self.book.rules.run_id,
             model=model,
@@ -78,11 +85,37 @@ class Orchestrator:
             strict_masks=settings.strict_masks,
         )
 
+    def let_out_resumption(self) -> None:
+        """What follows from the change with which the term began. Once."""
+        self._let_out(self.resumption.change)
+        if self.files is not None:
+            self.files.delete(self.resumption.delete_files)
+
+    @contextmanager
+    def decision(self) -> Iterator[Change]:
+        """The change of one decision, which must hold no await.
+
+        A refusal (Problem) has changed nothing. Any other error may have left the book half
+        changed: then the book is given up, and read from the ledger again.
+        """
+        change, is_whole = Change(), False
+        try:
+            yield change
+            is_whole = True
+        except Problem:
+            is_whole = True
+            raise
+        finally:
+            if not is_whole and self.ledger.is_durable:
+                self.journal.give_up("a decision failed half way; the log has it")
+
     async def commit(self, change: Change) -> None:
-        """Make a change durable, then let its effects out."""
-        if not change:
-            return
-        await self._ledger.commit(change)
+        """Make a change, and all before it, durable; its effects are out when this returns."""
+        self.book.seal(change)
+        await self.journal.commit(change)
+
+    def _let_out(self, change: Change) -> None:
+        """What follows from a durable change, in order."""
         self.metrics.observe(change)
         if self.files is not None:
             self.files.delete(change.delete_files)
@@ -96,26 +129,32 @@ class Orchestrator:
             self.to_build.set()  # a new lease alone makes nothing ready
             self.to_ship.set()
 
+    async def settled(self) -> None:
+        """All that was decided until now is durable. Raises LedgerUnavailable."""
+        await self.journal.commit(Change())
+
     async def take_lease(self, asked: LeaseRequest) -> Lease:
         """A lease for one rollout; raises what ``leasing.take`` raises."""
-        change, lease_id = Change(), LeaseId(secrets.token_hex(12))
-        lease = leasing.take(self.book, change, asked, lease_id, self.clock_s())
+        self.journal.admit()
+        with self.decision() as change:
+            lease_id = LeaseId(secrets.token_hex(12))
+            lease = leasing.take(self.book, change, asked, lease_id, self.clock_s())
         await self.commit(change)
-        if change:
+        if change.leases:
             self.metrics.leases_total.labels(lease.state.value).inc()
         return lease
 
     async def renew_lease(self, lease_id: LeaseId, files: list[str]) -> Lease:
         """A later deadline; ``files`` are held for the lease."""
-        change = Change()
-        lease = leasing.renew(self.book, change, lease_id, files, self.clock_s())
+        with self.decision() as change:
+            lease = leasing.renew(self.book, change, lease_id, files, self.clock_s())
         await self.commit(change)
         return lease
 
     async def abort_lease(self, lease_id: LeaseId) -> Lease:
         """The client gives the rollout up."""
-        change = Change()
-        lease = leasing.abort(self.book, change, lease_id, self.clock_s())
+        with self.decision() as change:
+            lease = leasing.abort(self.book, change, lease_id, self.clock_s())
         await self.commit(change)
         return lease
 
@@ -124,6 +163,7 @@ class Orchestrator:
 
         Raises RolloutRefused, RolloutConflict, LeaseUnknown, TooManyRollouts.
         """
+        self.journal.admit()
         lease = self.book.lease_of_rollout(RolloutId(wire.rollout_id))
         is_open = lease is not None and lease.state is LeaseState.OPEN
         if is_open and len(self.book.held) >= self.book.rules.rollouts_held_max:
@@ -134,69 +174,31 @@ class Orchestrator:
         else:
             delivery = await asyncio.to_thread(read, wire, reading, self._intake)
         if collecting.known(self.book, delivery.rollout_id, delivery.digest) is None:
-            delivery = await self._with_files_checked(delivery)
-        change = Change()
+            delivery = await self._checked(delivery)
         before = collecting.known(self.book, delivery.rollout_id, delivery.digest)
-        outcome = collecting.deliver(self.book, change, delivery, self.clock_s())
+        with self.decision() as change:
+            outcome = collecting.deliver(self.book, change, delivery, self.clock_s())
         await self.commit(change)
         if isinstance(outcome, Problem):
             raise outcome
         if before is None:
             self.metrics.delivered(outcome)
-            self._log_delivery(outcome)
+            self._deliveries.note(outcome)
         if outcome.refusal is not None:
             raise REFUSALS[outcome.refusal](outcome.detail, rollout_id=outcome.rollout_id)
         return outcome
 
-    async def _with_files_checked(self, delivery: Delivery) -> Delivery:
-        if self.files is None or not self.settings.check_files or not delivery.samples:
+    async def _checked(self, delivery: Delivery) -> Delivery:
+        if self.files is None or not self.settings.check_files:
             return delivery
-        segments = [
-            segment
-            for sample in delivery.samples
-            for segment in sample.segments
-            if isinstance(segment, PayloadSegment)
-            # What retention gave up is told from memory; it must not be waited for.
-            and not self.book.retention.is_given_up(segment.file)
-        ]
-        try:
-            await self.files.check(segments, wait_s=self.settings.file_wait_s)
-        except FilesGone as exc:
-            return replace(
-                delivery,
-                drop=DropReason.FILES_GONE,
-                detail=str(exc),
-                samples=(),
-                files_trained=frozenset(),
-            )
-        except RolloutRefused as refusal:
-            return refused(delivery, refusal)
-        return delivery
-
-    def _log_delivery(self, rollout: Rollout) -> None:
-        tally = rollout.tally
-        facts = {
-            "rollout_id": rollout.rollout_id,
-            "state": rollout.state.value,
-            "samples": tally.samples,
-        }
-        if rollout.reason is not None:
-            log.info("rollout_dropped", reason=rollout.reason, detail=rollout.detail, **facts)
-        else:
-            log.debug("rollout_collected", **facts)
-        if tally.samples_with_holes:
-            missing = tally.routing_positions - tally.routing_rows
-            log.warning("routing_has_holes", rows_missing=missing, **facts)
-        if tally.mask_rows < tally.mask_positions and not self._has_warned_of_masks:
-            self._has_warned_of_masks = True  # the metric counts every one
-            log.warning(
-                "sampling_masks_missing", tokens=tally.mask_positions - tally.mask_rows, **facts
-            )
+        return await with_files_checked(
+            delivery, self.files, self.book.retention, wait_s=self.settings.file_wait_s
+        )
 
     async def drop_rollout(self, rollout_id: RolloutId) -> Rollout:
         """An operator drops a held rollout. Raises RolloutUnknown, RolloutInStep."""
-        change = Change()
-        rollout = collecting.remove(self.book, change, rollout_id)
+        with self.decision() as change:
+            rollout = collecting.remove(self.book, change, rollout_id)
         await self.commit(change)
         return rollout
 
@@ -209,20 +211,20 @@ class Orchestrator:
 
     async def set_policy_version(self, policy_version: int) -> None:
         """What every serving engine has applied at least."""
-        change = Change()
-        stepping.apply_policy(self.book, change, policy_version)
+        with self.decision() as change:
+            stepping.apply_policy(self.book, change, policy_version)
         await self.commit(change)
 
     async def acknowledge(self, committed_step: int) -> None:
         """Every global rank has committed every step up to this one."""
-        change = Change()
-        stepping.acknowledge(self.book, change, committed_step, self.clock_s())
+        with self.decision() as change:
+            stepping.acknowledge(self.book, change, committed_step, self.clock_s())
         await self.commit(change)
 
     async def tick(self) -> None:
         """Whatever time alone decides."""
-        change = Change()
-        ending.tick(self.book, change, self.clock_s())
+        with self.decision() as change:
+            ending.tick(self.book, change, self.clock_s())
         await self.commit(change)
 
     async def pause(self) -> Run:
@@ -254,8 +256,8 @@ class Orchestrator:
         await self._enter(self.book.run.stopped(reason))
 
     async def _enter(self, run: Run) -> Run:
-        change = Change()
-        ending.set_run(self.book, change, run, self.clock_s())
+        with self.decision() as change:
+            ending.set_run(self.book, change, run, self.clock_s())
         await self.commit(change)
         return self.book.run
 
@@ -266,14 +268,20 @@ class Orchestrator:
         versions = await self.files.call(self.files.root.versions)
         plans = []
         for version in orphaned_versions(versions, self.sweep_rules()):
-            plan = await self.files.call(self.files.list_version, version, self._is_held)
+            plan = await self.files.call(
+                self.files.list_version, version, self.book.retention.is_held
+            )
             plans.append(plan)
             # While files were listed nothing new can have come to refer to them: a version is
             # this old only when no lease for it is open, and none is given any more.
             if not dry_run and version < self.sweep_rules().keep_from:
+                await self.settled()  # what let go of these files must not be forgotten again
                 await self.files.sweep_version(plan)
                 if plan.is_whole:
-                    self.book.retention.forget(version)
+                    with self.decision() as change:
+                        self.book.retention.forget(version)
+                        change.versions_forgotten.append(version)
+                    await self.commit(change)
         return plans
 
     def sweep_rules(self) -> SweepRules:
@@ -283,6 +291,3 @@ class Orchestrator:
             max_off_policy_steps=self.book.rules.max_off_policy_steps,
             oldest_live=self.book.oldest_live(),
         )
-
-    def _is_held(self, file: str) -> bool:
-        return bool(self.book.retention.why(file))

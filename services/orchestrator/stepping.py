@@ -7,47 +7,29 @@ from services.orchestrator.lifecycle import Phase
 from services.orchestrator.membership import Candidate, choose
 from services.orchestrator.records import (
     Change,
+    Draft,
     Rollout,
     RolloutState,
     StepRecord,
     StepState,
-    Tally,
 )
 from services.orchestrator.retention import Holder
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """A step that is decided and not yet built."""
-
-    step: int
-    rollouts: tuple[Rollout, ...]
-
-    @property
-    def files(self) -> frozenset[str]:
-        """Every file that its ranks may have to read."""
-        return frozenset(file for rollout in self.rollouts for file in rollout.files)
-
-    @property
-    def tally(self) -> Tally:
-        """The sum over its rollouts."""
-        return sum((rollout.tally for rollout in self.rollouts), Tally())
 
 
 def begin(book: Book, change: Change, now_s: float) -> Draft | None:
     """Decide the next step if it is full (or the last one): its rollouts are packed now.
 
     The step's files are held by the step from here on, and what is too old for the step after it
-    is dropped.
+    is dropped. The draft stays with the book until it is built.
     """
     rules = book.rules
     is_short = rules.step_size.tokens is None and len(book.held) < rules.step_size.rollouts
     if is_short and book.run.phase is not Phase.DRAINING:
         return None  # asked after every delivery: this must cost nothing
     unfinished = sum(
-        step.state in {StepState.BUILT, StepState.SHIPPED} for step in book.steps.values()
+        step.state in {StepState.BUILT, StepState.SHIPPED} for step in book.open_steps.values()
     )
-    if book.run.is_terminal or unfinished >= rules.steps_ahead_max:
+    if book.run.is_terminal or book.draft is not None or unfinished >= rules.steps_ahead_max:
         return None
     ready = [r for r in book.held.values() if r.state is RolloutState.READY]
     chosen = choose(
@@ -66,6 +48,7 @@ def begin(book: Book, change: Change, now_s: float) -> Draft | None:
         freed = book.retention.release(Holder("rollout", rollout.rollout_id))
         assert not freed, "the step holds what its rollouts held"
     book.next_step += 1
+    book.draft = draft
     book.drop_stale(change, now_s=now_s)
     return draft
 
@@ -84,13 +67,9 @@ def _first_unresolved(book: Book) -> int | None:
 
 def is_last_step(book: Book) -> bool:
     """Whether nothing more can become ready: the run drains, no lease is open, no group waits."""
-    waits = any(r.state is RolloutState.WAITING for r in book.held.values())
-    return book.run.phase is Phase.DRAINING and not book.open_leases and not waits
-
-
-def is_building(book: Book) -> bool:
-    """Whether a step is decided and not yet built."""
-    return book.next_step > book.rules.first_step and book.next_step - 1 not in book.steps
+    if book.run.phase is not Phase.DRAINING or book.open_leases:
+        return False
+    return not any(r.state is RolloutState.WAITING for r in book.held.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +83,8 @@ class Built:
 
 def finish(book: Book, change: Change, draft: Draft, built: Built, now_s: float) -> StepRecord:
     """The draft is built and may go to the feed."""
+    assert book.draft is draft, "what was decided last is built"
+    book.draft = None
     record = StepRecord(
         step=draft.step,
         state=StepState.BUILT,
@@ -130,7 +111,7 @@ def lost(book: Book, change: Change, held_by_feed: frozenset[int]) -> list[int]:
     """Shipped steps that the feed no longer has: to be sent again, in order."""
     again = [
         record.step
-        for record in book.steps.values()
+        for record in book.open_steps.values()
         if record.state is StepState.SHIPPED and record.step not in held_by_feed
     ]
     for step in again:
@@ -140,8 +121,8 @@ def lost(book: Book, change: Change, held_by_feed: frozenset[int]) -> list[int]:
 
 def acknowledge(book: Book, change: Change, committed_step: int, now_s: float) -> None:
     """Every global rank has committed every step up to ``committed_step``."""
-    for step in sorted(book.steps):
-        record = book.steps[step]
+    for step in sorted(book.open_steps):
+        record = book.open_steps[step]
         if step > committed_step or record.state not in {StepState.BUILT, StepState.SHIPPED}:
             continue
         done = replace(record, state=StepState.ACKNOWLEDGED, acknowledged_s=now_s, body=b"")
@@ -152,7 +133,7 @@ def acknowledge(book: Book, change: Change, committed_step: int, now_s: float) -
                 trained = replace(rollout, state=RolloutState.TRAINED, files=frozenset())
                 book.put_rollout(change, trained)
         change.delete_files += book.retention.acknowledge(step)
-    _close(book, change)
+    close_done(book, change)
 
 
 def apply_policy(book: Book, change: Change, policy_version: int) -> None:
@@ -162,21 +143,18 @@ def apply_policy(book: Book, change: Change, policy_version: int) -> None:
     book.policy_version = change.policy_version = policy_version
     book.policy_applied = max(book.policy_applied, policy_version)
     change.delete_files += book.retention.apply(policy_version)
-    _close(book, change)
+    close_done(book, change)
 
 
-def _close(book: Book, change: Change) -> None:
-    for record in list(book.steps.values()):
+def close_done(book: Book, change: Change) -> None:
+    """Close the steps whose files retention has let go of."""
+    for record in list(book.open_steps.values()):
         is_done = record.state is StepState.ACKNOWLEDGED
         if is_done and not book.retention.is_open(record.step):
-            closed = replace(record, state=StepState.CLOSED, files=frozenset())
-            book.put_step(change, closed)
-    done = [step for step, r in book.steps.items() if r.state is StepState.CLOSED]
-    for step in sorted(done)[: max(0, len(done) - book.rules.history_max)]:
-        del book.steps[step]
+            book.put_step(change, replace(record, state=StepState.CLOSED, files=frozenset()))
 
 
 def unsent(book: Book) -> StepRecord | None:
     """The first step that the feed must still take."""
-    built = [r for r in book.steps.values() if r.state is StepState.BUILT]
+    built = [r for r in book.open_steps.values() if r.state is StepState.BUILT]
     return min(built, key=lambda record: record.step, default=None)

@@ -9,24 +9,32 @@ from services.orchestrator.admin_schemas import (
     DrainBody,
     PolicyBody,
     PolicyView,
+    ResumptionView,
     RunView,
     Sweep,
     SweptVersion,
 )
-from services.orchestrator.endpoints.parts import Service
+from services.orchestrator.endpoints.parts import EVERYWHERE, Service, shown
 from services.orchestrator.errors import NoPayloadRoot, RunEnded, RunStopped
 
 router = APIRouter(tags=["admin"])
 
 
-@router.get("/v1/policy-version", summary="The policy version as known here", responses=responses())
+@router.get(
+    "/v1/policy-version",
+    summary="The policy version as known here",
+    responses=responses(*EVERYWHERE),
+)
 async def get_policy_version(service: Service) -> PolicyView:
     """The proxy is the source of truth; this is what it told last."""
     book = service.book
-    return PolicyView(policy_version=book.policy_version, highest_applied=book.policy_applied)
+    view = PolicyView(policy_version=book.policy_version, highest_applied=book.policy_applied)
+    return await shown(service, view)
 
 
-@router.put("/v1/policy-version", summary="Tell the policy version", responses=responses())
+@router.put(
+    "/v1/policy-version", summary="Tell the policy version", responses=responses(*EVERYWHERE)
+)
 async def put_policy_version(body: PolicyBody, service: Service) -> PolicyView:
     """Pushed by the proxy when every serving engine has applied it. Idempotent."""
     service.pushes += 1
@@ -34,29 +42,41 @@ async def put_policy_version(body: PolicyBody, service: Service) -> PolicyView:
     return await get_policy_version(service)
 
 
-@router.get("/v1/run", summary="The run at a glance", responses=responses())
+@router.get("/v1/run", summary="The run at a glance", responses=responses(*EVERYWHERE))
 async def get_run(service: Service) -> RunView:
     """Phase, counts, and what an end would wait for."""
-    return RunView.of(service.book, service.feed_failure)
+    return await shown(service, RunView.of(service.book, service.feed_failure))
 
 
-@router.post("/v1/admin/pause", summary="Give no new leases", responses=responses())
+@router.get(
+    "/v1/run/resumption",
+    summary="What the last beginning found",
+    responses=responses(*EVERYWHERE),
+)
+async def get_resumption(service: Service) -> ResumptionView:
+    """Everything that was dropped because its files are gone is listed here."""
+    return ResumptionView.of(service.resumption.report)
+
+
+@router.post("/v1/admin/pause", summary="Give no new leases", responses=responses(*EVERYWHERE))
 async def pause(service: Service) -> RunView:
     """Running rollouts are still taken, steps go on. Idempotent."""
     await service.pause()
-    return RunView.of(service.book, service.feed_failure)
+    return await shown(service, RunView.of(service.book, service.feed_failure))
 
 
 @router.post(
-    "/v1/admin/resume", summary="Give leases again", responses=responses(RunEnded, RunStopped)
+    "/v1/admin/resume",
+    summary="Give leases again",
+    responses=responses(*EVERYWHERE, RunEnded, RunStopped),
 )
 async def resume(service: Service) -> RunView:
     """After a pause. Idempotent."""
     await service.resume()
-    return RunView.of(service.book, service.feed_failure)
+    return await shown(service, RunView.of(service.book, service.feed_failure))
 
 
-@router.post("/v1/admin/drain", summary="End the run", responses=responses())
+@router.post("/v1/admin/drain", summary="End the run", responses=responses(*EVERYWHERE))
 async def drain(
     service: Service,
     body: Annotated[
@@ -66,11 +86,13 @@ async def drain(
     """No new leases; what is collected is trained; ends by its deadline in any case. Idempotent."""
     asked = body or DrainBody()
     await service.drain(leases_s=asked.leases_s, deadline_s=asked.deadline_s)
-    return RunView.of(service.book, service.feed_failure)
+    return await shown(service, RunView.of(service.book, service.feed_failure))
 
 
 @router.post(
-    "/v1/admin/sweep", summary="Delete orphaned versions", responses=responses(NoPayloadRoot)
+    "/v1/admin/sweep",
+    summary="Delete orphaned versions",
+    responses=responses(*EVERYWHERE, NoPayloadRoot),
 )
 async def sweep(
     service: Service,

@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 
 from services.kit.problems import responses
-from services.orchestrator.endpoints.parts import LeasePath, Service
+from services.orchestrator.endpoints.parts import EVERYWHERE, LeasePath, Service, shown
 from services.orchestrator.errors import (
     GroupClosed,
     GroupConflict,
@@ -34,6 +34,7 @@ router = APIRouter(tags=["leases"])
     "/v1/leases",
     summary="Dispatch a rollout",
     responses=responses(
+        *EVERYWHERE,
         RunPaused,
         RunDraining,
         RunEnded,
@@ -62,26 +63,27 @@ async def take_lease(body: LeaseBody, service: Service) -> LeaseView:
     return LeaseView.of(lease, service.settings.run_id)
 
 
-@router.get("/v1/leases", summary="Open leases", responses=responses())
+@router.get("/v1/leases", summary="Open leases", responses=responses(*EVERYWHERE))
 async def list_leases(service: Service) -> Leases:
     """The oldest first."""
     leases = sorted(service.book.open_leases.values(), key=lambda lease: lease.index)
-    return Leases(
-        leases=[LeaseView.of(lease, service.settings.run_id) for lease in leases[:LIST_ITEMS_MAX]],
-        count=len(leases),
-    )
+    views = [LeaseView.of(lease, service.settings.run_id) for lease in leases[:LIST_ITEMS_MAX]]
+    return await shown(service, Leases(leases=views, count=len(leases)))
 
 
-@router.get("/v1/leases/{lease_id}", summary="One lease", responses=responses(LeaseUnknown))
+@router.get(
+    "/v1/leases/{lease_id}", summary="One lease", responses=responses(*EVERYWHERE, LeaseUnknown)
+)
 async def get_lease(lease_id: LeasePath, service: Service) -> LeaseView:
     """Open or ended: an environment sees here that its rollout was cancelled."""
-    return LeaseView.of(find(service.book, LeaseId(lease_id)), service.settings.run_id)
+    view = LeaseView.of(find(service.book, LeaseId(lease_id)), service.settings.run_id)
+    return await shown(service, view)
 
 
 @router.post(
     "/v1/leases/{lease_id}/renew",
     summary="Keep a lease, and the files of its rollout",
-    responses=responses(LeaseUnknown, LeaseEnded, InvalidFileName),
+    responses=responses(*EVERYWHERE, LeaseUnknown, LeaseEnded, InvalidFileName),
 )
 async def renew_lease(lease_id: LeasePath, body: RenewBody, service: Service) -> LeaseView:
     """Moves the deadline. The files named are deleted if the rollout is given up."""
@@ -97,7 +99,7 @@ async def renew_lease(lease_id: LeasePath, body: RenewBody, service: Service) ->
 @router.delete(
     "/v1/leases/{lease_id}",
     summary="Give a rollout up",
-    responses=responses(LeaseUnknown, LeaseEnded),
+    responses=responses(*EVERYWHERE, LeaseUnknown, LeaseEnded),
 )
 async def abort_lease(lease_id: LeasePath, service: Service) -> LeaseView:
     """Its known files are deleted, its session at the proxy is discarded. Idempotent."""

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from services.kit.problems import InvalidRequest, responses
-from services.orchestrator.endpoints.parts import RolloutPath, Service
+from services.orchestrator.endpoints.parts import EVERYWHERE, RolloutPath, Service, shown
 from services.orchestrator.errors import (
     REFUSALS,
     LeaseUnknown,
@@ -58,7 +58,12 @@ _REQUEST_BODY: Final = {
     status_code=202,
     summary="Deliver a finished rollout",
     responses=responses(
-        UnsupportedForm, LeaseUnknown, RolloutConflict, TooManyRollouts, *REFUSALS.values()
+        *EVERYWHERE,
+        UnsupportedForm,
+        LeaseUnknown,
+        RolloutConflict,
+        TooManyRollouts,
+        *REFUSALS.values(),
     ),
     openapi_extra=_REQUEST_BODY,
 )
@@ -91,26 +96,30 @@ def _from_json(body: bytes) -> RolloutWire:
     return RolloutBody.model_validate(orjson.loads(body)).to_wire()
 
 
-@router.get("/v1/rollouts", summary="Rollouts, the latest change first", responses=responses())
+@router.get(
+    "/v1/rollouts", summary="Rollouts, the latest change first", responses=responses(*EVERYWHERE)
+)
 async def list_rollouts(service: Service) -> Rollouts:
     """Held ones and those that ended not long ago."""
     latest = islice(reversed(service.book.rollouts.values()), LIST_ITEMS_MAX)
-    return Rollouts(
-        rollouts=[RolloutView.of(rollout) for rollout in latest],
-        count=len(service.book.rollouts),
-    )
+    views = [RolloutView.of(rollout) for rollout in latest]
+    return await shown(service, Rollouts(rollouts=views, count=len(service.book.rollouts)))
 
 
-@router.get("/v1/rollouts/{rollout_id}", summary="One rollout", responses=responses(RolloutUnknown))
+@router.get(
+    "/v1/rollouts/{rollout_id}",
+    summary="One rollout",
+    responses=responses(*EVERYWHERE, RolloutUnknown),
+)
 async def get_rollout(rollout_id: RolloutPath, service: Service) -> RolloutView:
     """Where it is and what it keeps."""
-    return RolloutView.of(service.rollout(RolloutId(rollout_id)))
+    return await shown(service, RolloutView.of(service.rollout(RolloutId(rollout_id))))
 
 
 @router.delete(
     "/v1/rollouts/{rollout_id}",
     summary="Drop a collected rollout",
-    responses=responses(RolloutUnknown, RolloutInStep),
+    responses=responses(*EVERYWHERE, RolloutUnknown, RolloutInStep),
 )
 async def drop_rollout(rollout_id: RolloutPath, service: Service) -> RolloutView:
     """It will not train; its files are deleted; its reward leaves its group. Idempotent."""

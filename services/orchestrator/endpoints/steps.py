@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query
 
 from services.kit.problems import responses
 from services.orchestrator.admin_schemas import Files, FileView
-from services.orchestrator.endpoints.parts import Service, StepPath
+from services.orchestrator.endpoints.parts import EVERYWHERE, Service, StepPath, shown
 from services.orchestrator.errors import InvalidFileName, StepUnknown
 from services.orchestrator.limits import LIST_ITEMS_MAX
 from services.orchestrator.schemas import Steps, StepView
@@ -16,29 +16,27 @@ from services.orchestrator.turns import file_problem
 router = APIRouter(tags=["steps and files"])
 
 
-@router.get("/v1/steps", summary="Steps by number", responses=responses())
+@router.get("/v1/steps", summary="Steps by number", responses=responses(*EVERYWHERE))
 async def list_steps(service: Service) -> Steps:
     """The last ones."""
     records = sorted(service.book.steps.values(), key=lambda record: record.step)
-    return Steps(
-        steps=[StepView.of(record) for record in records[-LIST_ITEMS_MAX:]],
-        next_step=service.book.next_step,
-    )
+    views = [StepView.of(record) for record in records[-LIST_ITEMS_MAX:]]
+    return await shown(service, Steps(steps=views, next_step=service.book.next_step))
 
 
-@router.get("/v1/steps/{step}", summary="One step", responses=responses(StepUnknown))
+@router.get("/v1/steps/{step}", summary="One step", responses=responses(*EVERYWHERE, StepUnknown))
 async def get_step(step: StepPath, service: Service) -> StepView:
     """Its state, its rollouts, its files."""
     record = service.book.steps.get(step)
     if record is None:
         raise StepUnknown(f"No step {step}.", step=step)
-    return StepView.of(record)
+    return await shown(service, StepView.of(record))
 
 
 @router.get(
     "/v1/files",
     summary="What keeps a file, or all that is kept",
-    responses=responses(InvalidFileName),
+    responses=responses(*EVERYWHERE, InvalidFileName),
 )
 async def list_files(
     service: Service,
@@ -61,7 +59,7 @@ async def list_files(
             raise InvalidFileName(problem, file=file)
         names = [file]
     views = [await _view(service, name) for name in names[:LIST_ITEMS_MAX]]
-    return Files(files=views, count=retention.held_count)
+    return await shown(service, Files(files=views, count=retention.held_count))
 
 
 async def _view(service: Orchestrator, file: str) -> FileView:

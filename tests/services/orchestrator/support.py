@@ -20,6 +20,7 @@ from services.orchestrator.app import create_app
 from services.orchestrator.config import OrchestratorSettings
 from services.orchestrator.ledger import Ledger
 from services.orchestrator.service import Orchestrator
+from services.orchestrator.terms import Terms
 from sideband.engines.inline import decode_sampling_mask
 from sideband.feed.codec import Step, decode_step
 from sideband.ids import RequestId, RunId
@@ -151,9 +152,9 @@ class Bench:
     @property
     def service(self) -> Orchestrator:
         """The service behind the routes."""
-        service = self.app.state.service
-        assert isinstance(service, Orchestrator)
-        return service
+        terms = self.app.state.terms
+        assert isinstance(terms, Terms)
+        return terms.service()
 
     async def lease(
         self, rollout_id: str, group_id: str | None = None, *, size: int = 1, **more: Any
@@ -232,9 +233,13 @@ async def orchestrator(
     with_proxy: bool = True,
     with_feed: bool = True,
     ledger: Ledger | None = None,
+    feed: StubFeed | None = None,
+    proxy: StubProxy | None = None,
+    clock: ManualClock | None = None,
+    wait_for_version: bool = True,
     **settings: Any,
 ) -> AsyncIterator[Bench]:
-    """An orchestrator with fast loops; ``settings`` override."""
+    """An orchestrator with fast loops; ``settings`` override. What is given outlives it."""
     config = tmp_path / "config.json"
     config.write_text(json.dumps(HF_CONFIG))
     root_path = tmp_path / "payloads"
@@ -251,7 +256,7 @@ async def orchestrator(
         "feed_url": "http://feed" if with_feed else None,
         "proxy_url": "http://proxy" if with_proxy else None,
     }
-    feed, proxy, clock = StubFeed(), StubProxy(), ManualClock()
+    feed, proxy, clock = feed or StubFeed(), proxy or StubProxy(), clock or ManualClock()
     app = create_app(
         OrchestratorSettings(**{**defaults, **settings}),
         feed_transport=httpx.MockTransport(feed),
@@ -266,7 +271,7 @@ async def orchestrator(
     ):
         root = PayloadRoot.open(root_path, run_id=RUN) if by_handle else None
         bench = Bench(http, app, feed, proxy, clock, root)
-        if with_proxy:
+        if with_proxy and wait_for_version:
             await bench.until(
                 lambda: bench.service.book.policy_version is not None, "the version is known"
             )

@@ -52,10 +52,21 @@ def file_of(name: str, version: int) -> str:
 class History(RuleBasedStateMachine):
     """Drives the pure decisions as the service does, with a disk that is a set."""
 
-    @initialize(is_deterministic=st.booleans(), is_filtering=st.booleans())
-    def start(self, is_deterministic: bool, is_filtering: bool) -> None:
+    book_rules = RULES
+
+    @initialize(
+        is_deterministic=st.booleans(),
+        is_filtering=st.booleans(),
+        steps_kept=st.sampled_from([0, 0, 1, 2]),
+    )
+    def start(self, is_deterministic: bool, is_filtering: bool, steps_kept: int) -> None:
         self.book = Book(
-            replace(RULES, is_deterministic=is_deterministic, filter_zero_advantage=is_filtering)
+            replace(
+                self.book_rules,
+                is_deterministic=is_deterministic,
+                filter_zero_advantage=is_filtering,
+                steps_kept=steps_kept,
+            )
         )
         self.now_s = 0.0
         self.disk: set[str] = set()
@@ -68,12 +79,17 @@ class History(RuleBasedStateMachine):
     def act(self, decide: Any) -> Any:
         change = Change()
         outcome = decide(change)
+        self.decided(change)
         assert len(set(change.delete_files)) == len(change.delete_files), "deleted once"
         for file in change.delete_files:
             assert all(file not in files for files in self.to_rank.values()), "a rank reads it"
             self.disk.discard(file)
             self.deleted.add(file)
         return outcome
+
+    def decided(self, change: Change) -> None:
+        """What was decided, before anything follows from it."""
+        self.book.seal(change)
 
     @rule(group=st.integers(0, 2), size=st.integers(1, 3))
     def lease(self, group: int, size: int) -> None:

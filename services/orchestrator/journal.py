@@ -1,0 +1,139 @@
+"""Makes changes durable in the order in which they were decided, many in one commit.
+
+While one commit is on its way to the disk the changes that come gather for the next one, so the
+cost of a sync is shared by all that wait. What follows from a change is let out here, in the same
+order, whoever waited for it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from services.orchestrator.errors import RETRY_SOON, LedgerBehind, LedgerUnavailable
+from services.orchestrator.ledger import Ledger, LedgerError, LedgerFailed
+from services.orchestrator.limits import CHANGES_PER_COMMIT_MAX, CHANGES_WAITING_MAX
+from services.orchestrator.records import Change
+
+Entry = tuple[Change, "asyncio.Future[None]"]
+UNAVAILABLE: Final = "The ledger cannot be written; the run goes on from what it has."
+
+
+class Journal:
+    """One writer of one ledger. ``run`` is owned by the app's task group."""
+
+    def __init__(
+        self, ledger: Ledger, on_durable: Callable[[Change], None], *, commit_timeout_s: float
+    ) -> None:
+        self._ledger, self._on_durable = ledger, on_durable
+        self._commit_timeout_s = commit_timeout_s
+        self._waiting: deque[Entry] = deque()
+        self._writing: list[Entry] = []
+        self._wake = asyncio.Event()
+        self._is_closed = False
+        self._given_up: str | None = None
+
+    @property
+    def pending(self) -> int:
+        """Changes that are not durable yet."""
+        return len(self._waiting) + len(self._writing)
+
+    def admit(self) -> None:
+        """Room for one more change, before it is decided. Raises LedgerBehind."""
+        if self._is_closed:
+            raise LedgerUnavailable(UNAVAILABLE, headers=RETRY_SOON)
+        if len(self._waiting) >= CHANGES_WAITING_MAX:
+            raise LedgerBehind(
+                f"{CHANGES_WAITING_MAX} changes wait for the ledger.", headers=RETRY_SOON
+            )
+
+    def put(self, change: Change) -> "asyncio.Future[None]":
+        """Take a change in; durable when the future is done. Raises LedgerUnavailable."""
+        if self._is_closed:
+            raise LedgerUnavailable(UNAVAILABLE, headers=RETRY_SOON)
+        future = asyncio.get_running_loop().create_future()
+        future.add_done_callback(_retrieved)
+        self._waiting.append((change, future))
+        self._wake.set()
+        return future
+
+    async def commit(self, change: Change) -> None:
+        """Make ``change`` and all before it durable. Raises LedgerUnavailable.
+
+        An empty change waits for those before it: a repeated request must not be answered
+        earlier than the first one. Whoever is cancelled while waiting changes nothing.
+        """
+        if change:
+            future = self.put(change)
+        elif self._waiting or self._writing:
+            future = (self._waiting or self._writing)[-1][1]
+        elif self._is_closed:
+            raise LedgerUnavailable(UNAVAILABLE, headers=RETRY_SOON)
+        else:
+            return
+        await self._durable(future)
+
+    async def _durable(self, future: "asyncio.Future[None]") -> None:
+        try:
+            await asyncio.shield(future)
+        except LedgerError as exc:
+            raise LedgerUnavailable(UNAVAILABLE, headers=RETRY_SOON) from exc
+
+    async def renew(self) -> None:
+        """Make sure that this process still leads. Raises LedgerUnavailable."""
+        await self._durable(self.put(Change()))
+
+    def give_up(self, reason: str) -> None:
+        """Write nothing more: what is in memory cannot be trusted. ``run`` ends."""
+        self._is_closed, self._given_up = True, reason
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Write until cancelled. Raises LedgerError; all that waited get it too."""
+        problem: LedgerError = LedgerFailed("the service stops")
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._waiting and self._given_up is None:
+                    await self._write_some()
+                if self._given_up is not None:
+                    raise LedgerFailed(self._given_up)
+        except LedgerError as exc:
+            problem = exc
+            raise
+        finally:
+            self._is_closed = True
+            for _, future in (*self._writing, *self._waiting):
+                if not future.done():
+                    future.set_exception(problem)
+            self._writing, self._waiting = [], deque()
+
+    async def _write_some(self) -> None:
+        count = min(len(self._waiting), CHANGES_PER_COMMIT_MAX)
+        self._writing = [self._waiting.popleft() for _ in range(count)]
+        try:
+            async with asyncio.timeout(self._commit_timeout_s):
+                await self._ledger.commit([change for change, _ in self._writing])
+        except TimeoutError as exc:
+            raise LedgerFailed(f"no commit within {self._commit_timeout_s} s") from exc
+        written, self._writing = self._writing, []
+        for change, future in written:
+            self._on_durable(change)
+            if not future.done():
+                future.set_result(None)
+
+    async def settled(self, *, timeout_s: float) -> bool:
+        """Whether everything that was put is durable within the time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.commit(Change())
+        except (TimeoutError, LedgerUnavailable):
+            return False
+        return True
+
+
+def _retrieved(future: "asyncio.Future[None]") -> None:
+    """Nobody need wait for a change: its failure ends the term in any case."""
+    if not future.cancelled():
+        future.exception()

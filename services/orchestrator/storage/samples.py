@@ -1,0 +1,154 @@
+"""Samples as bytes, as the ledger keeps collected rollouts: MessagePack, little-endian arrays.
+
+A sample by handle costs about 9 bytes a token and its descriptors; an inline one its rows too.
+
+Legend: T tokens of one sample.
+"""
+
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from sideband.batch.columns import Runs
+from sideband.batch.types import Sample
+from sideband.ids import RolloutId, SampleId
+from sideband.masks.rows import MaskRows
+from sideband.segments import AnySegment, Field, Form, InlineSegment, PayloadSegment
+
+FORM_VERSION: Final = 1
+
+
+class UnreadableSamples(ValueError):
+    """Bytes that this version did not write."""
+
+
+class _Runs(msgspec.Struct, array_like=True, frozen=True):
+    dtype: Literal["<f4", "<i4"]
+    values: bytes
+    lengths: bytes
+
+    @classmethod
+    def of(cls, runs: Runs) -> "_Runs":
+        dtype: Literal["<f4", "<i4"] = "<f4" if runs.values_R.dtype == np.float32 else "<i4"
+        return cls(dtype, runs.values_R.astype(dtype).tobytes(), runs.lengths_R.tobytes())
+
+    def runs(self) -> Runs:
+        return Runs(np.frombuffer(self.values, self.dtype), np.frombuffer(self.lengths, "<i4"))
+
+
+class _Rows(msgspec.Struct, array_like=True, frozen=True, tag="rows"):
+    """Inline routing rows."""
+
+    field: Field
+    pos: int
+    dtype: Literal["uint8", "uint16"]
+    shape: tuple[int, int, int]
+    data: bytes
+
+
+class _Masks(msgspec.Struct, array_like=True, frozen=True, tag="masks"):
+    """Inline kept sets."""
+
+    field: Field
+    pos: int
+    starts: bytes
+    ids: bytes
+
+
+class _Sample(msgspec.Struct, array_like=True, frozen=True):
+    sample_id: str
+    rollout_id: str
+    env_name: str
+    policy_version: int
+    token_ids: bytes
+    loss_mask: bytes
+    logprobs: bytes
+    advantages: _Runs
+    temperatures: _Runs
+    weight_versions: _Runs | None
+    handles: list[PayloadSegment]
+    inline: list[_Rows | _Masks]
+    form: Form | None
+
+
+class _Wire(msgspec.Struct, array_like=True, frozen=True):
+    version: int
+    samples: list[_Sample]
+
+
+_DECODER: Final = msgspec.msgpack.Decoder(_Wire)
+
+
+def encode_samples(samples: tuple[Sample, ...]) -> bytes:
+    """All samples of one rollout. Copies their arrays: call it in a thread."""
+    return msgspec.msgpack.encode(_Wire(FORM_VERSION, [_encoded(sample) for sample in samples]))
+
+
+def decode_samples(body: bytes) -> tuple[Sample, ...]:
+    """The samples in ``body``, as views of it. Raises UnreadableSamples."""
+    try:
+        wire = _DECODER.decode(body)
+    except msgspec.MsgspecError as exc:
+        raise UnreadableSamples(str(exc)) from exc
+    if wire.version != FORM_VERSION:
+        raise UnreadableSamples(f"samples are of form {wire.version}, not {FORM_VERSION}")
+    return tuple(_decoded(sample) for sample in wire.samples)
+
+
+def _encoded(sample: Sample) -> _Sample:
+    # Segments keep their order within each form; a sample has only one.
+    return _Sample(
+        sample_id=sample.sample_id,
+        rollout_id=sample.rollout_id,
+        env_name=sample.env_name,
+        policy_version=sample.policy_version,
+        token_ids=sample.token_ids_T.astype("<i4").tobytes(),
+        loss_mask=np.packbits(sample.loss_mask_T).tobytes(),
+        logprobs=sample.logprobs_T.astype("<f4").tobytes(),
+        advantages=_Runs.of(sample.advantages),
+        temperatures=_Runs.of(sample.temperatures),
+        weight_versions=None
+        if sample.weight_versions is None
+        else _Runs.of(sample.weight_versions),
+        handles=[s for s in sample.segments if isinstance(s, PayloadSegment)],
+        inline=[_inline(s) for s in sample.segments if isinstance(s, InlineSegment)],
+        form=sample.form,
+    )
+
+
+def _inline(segment: InlineSegment) -> _Rows | _Masks:
+    if isinstance(segment.data, MaskRows):
+        starts, ids = segment.data.starts_N, segment.data.ids_M
+        return _Masks(segment.field, segment.pos, starts.tobytes(), ids.tobytes())
+    rows, layers, top_k = segment.data.shape
+    dtype: Literal["uint8", "uint16"] = "uint8" if segment.data.dtype == np.uint8 else "uint16"
+    return _Rows(segment.field, segment.pos, dtype, (rows, layers, top_k), segment.data.tobytes())
+
+
+def _decoded(wire: _Sample) -> Sample:
+    token_ids_T: NDArray[np.int32] = np.frombuffer(wire.token_ids, "<i4")
+    bits = np.unpackbits(np.frombuffer(wire.loss_mask, np.uint8), count=len(token_ids_T))
+    return Sample(
+        sample_id=SampleId(wire.sample_id),
+        rollout_id=RolloutId(wire.rollout_id),
+        env_name=wire.env_name,
+        policy_version=wire.policy_version,
+        token_ids_T=token_ids_T,
+        loss_mask_T=bits.astype(np.bool_),
+        logprobs_T=np.frombuffer(wire.logprobs, "<f4"),
+        advantages=wire.advantages.runs(),
+        temperatures=wire.temperatures.runs(),
+        weight_versions=None if wire.weight_versions is None else wire.weight_versions.runs(),
+        segments=(*wire.handles, *(_segment(one) for one in wire.inline)),
+        form=wire.form,
+    )
+
+
+def _segment(wire: _Rows | _Masks) -> AnySegment:
+    if isinstance(wire, _Masks):
+        data = MaskRows(np.frombuffer(wire.starts, "<i8"), np.frombuffer(wire.ids, "<i4"))
+        return InlineSegment(field=wire.field, pos=wire.pos, data=data)
+    rows = np.frombuffer(wire.data, f"<{'u1' if wire.dtype == 'uint8' else 'u2'}")
+    return InlineSegment(field=wire.field, pos=wire.pos, data=rows.reshape(wire.shape))

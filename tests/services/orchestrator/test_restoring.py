@@ -1,0 +1,59 @@
+"""The law of resuming: after any history, what a ledger kept makes a book that decides alike."""
+
+from dataclasses import replace
+
+from hypothesis import settings
+from hypothesis.stateful import rule
+
+from services.orchestrator.records import Change
+from services.orchestrator.restoring import restore
+from tests.services.orchestrator.dump import dump
+from tests.services.orchestrator.plain_ledger import PlainLedger
+from tests.services.orchestrator.test_book import RULES, History
+
+
+class DurableHistory(History):
+    """Any history of the book, every decision committed to a ledger beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = PlainLedger()
+
+    def decided(self, change: Change) -> None:
+        super().decided(change)
+        self.ledger.apply([change])
+
+    @rule()
+    def crash(self) -> None:
+        """The process dies; what goes on is what the ledger had."""
+        records = self.ledger.records()
+        assert records is not None
+        assert set(records.files) == self.deleted, "given up, whether deleted yet or not"
+        restored, change = restore(records, self.book.rules)
+        assert not change, "the ledger knows all of it"
+        live = dump(self.book)
+        for name, found in dump(restored).items():
+            assert found == live[name], name
+        self.book = restored
+
+    def teardown(self) -> None:
+        if hasattr(self, "book"):
+            self.crash()
+        super().teardown()
+
+
+class ShortHistory(DurableHistory):
+    """With next to no memory of what has ended, ids are forgotten all the time."""
+
+    book_rules = replace(RULES, history_max=2)
+
+    def teardown(self) -> None:
+        """What a drain leaves is the business of the long history."""
+        if hasattr(self, "book"):
+            self.crash()
+
+
+TestDurableHistory = DurableHistory.TestCase
+TestDurableHistory.settings = settings(stateful_step_count=50)
+TestShortHistory = ShortHistory.TestCase
+TestShortHistory.settings = settings(stateful_step_count=50)
