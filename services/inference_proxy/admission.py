@@ -1,8 +1,6 @@
 """Whether new requests are taken: open, paused (may resume) or draining to a terminal state."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Literal
 
 GateState = Literal["open", "paused", "draining", "drained"]
@@ -25,25 +23,26 @@ class Gate:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    @contextmanager
-    def enter(self) -> Iterator[None]:
+    def enter(self) -> "Counted":
         """One request. Raises NotTaken."""
         if self.state != "open":
             raise NotTaken(self.state)
-        with self.counted():
-            yield
+        return Counted(self)
 
-    @contextmanager
-    def counted(self) -> Iterator[None]:
+    def counted(self) -> "Counted":
         """One that was taken already: a stream outlives the call that opened it."""
+        return Counted(self)
+
+    def begin(self) -> None:
+        """A request runs from here on."""
         self.in_flight += 1
         self._empty.clear()
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
-            if not self.in_flight:
-                self._empty.set()
+
+    def end(self) -> None:
+        """It came to its end."""
+        self.in_flight -= 1
+        if not self.in_flight:
+            self._empty.set()
 
     def pause(self) -> None:
         """Take no new requests; those that run go on."""
@@ -65,3 +64,18 @@ class Gate:
         if self.state == "draining":
             self.state = "drained"
         return True
+
+
+class Counted:
+    """Counts a request while the block runs."""
+
+    __slots__ = ("_gate",)
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def __enter__(self) -> None:
+        self._gate.begin()
+
+    def __exit__(self, *_: object) -> None:
+        self._gate.end()

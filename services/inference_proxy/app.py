@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -129,6 +130,8 @@ def build_parts(
     )
     metrics.sessions.set_function(lambda: len(sessions))
     metrics.session_tokens.set_function(lambda: sessions.tokens)
+    for engine in book:
+        metrics.engine_in_flight.labels(engine.name).set_function(partial(_in_flight, engine))
     upstream, engine_token = Upstream(wire), _secret(settings.engine_token)
     calls = EngineCalls(upstream, book, token=engine_token, metrics=metrics)
     janitor = Janitor(root, grace_s=settings.delete_grace_s, metrics=metrics, executor=executor)
@@ -229,6 +232,10 @@ async def _background(parts: Parts) -> AsyncIterator[asyncio.Task[None]]:
 def _say_crash(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
         log.critical("background_crashed", exc_info=task.exception())
+
+
+def _in_flight(engine: Engine) -> float:
+    return engine.in_flight
 
 
 def _secret(value: SecretStr | None) -> str | None:

@@ -1,9 +1,10 @@
 """Calls one engine for one leg of a request, and tells its health and the metrics how it went."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Final
 
 import structlog
 
@@ -13,6 +14,9 @@ from services.inference_proxy.metrics import Metrics
 from services.inference_proxy.selection import choose
 from services.inference_proxy.upstream import Reply, Upstream, UpstreamError
 from sideband.ids import SessionId
+
+OK: Final = "ok"
+CANCELLED: Final = "cancelled"  # or our own fault
 
 log = structlog.get_logger(__name__)
 
@@ -43,8 +47,7 @@ class EngineCalls:
             raise NoEngine(role)
         return serving[name]
 
-    @asynccontextmanager
-    async def open(
+    def open(
         self,
         engine: Engine,
         path: str,
@@ -54,39 +57,32 @@ class EngineCalls:
         headers: Sequence[tuple[str, str]],
         method: str = "POST",
         reading: Callable[[UpstreamError], Exception] | None = None,
-    ) -> AsyncIterator[Reply]:
+    ) -> "OpenCall":
         """A successful answer, held open. An UpstreamError inside the block counts too.
 
         ``reading`` may tell that an error is the request's fault and give the one to raise instead;
         the engine is then not blamed.
         """
-        started_s = time.monotonic()
-        outcome = "cancelled"
-        try:
-            with self._book.request(engine):
-                self._metrics.engine_in_flight.labels(engine.name).set(engine.in_flight)
-                async with self._upstream.open(
-                    engine.name,
-                    f"{engine.url}{path}",
-                    method=method,
-                    content=content,
-                    headers=to_engine(headers, token=self._token),
-                ) as reply:
-                    yield reply
+        sending = self._upstream.send(
+            engine.name,
+            f"{engine.url}{path}",
+            method=method,
+            content=content,
+            headers=to_engine(headers, token=self._token),
+        )
+        return OpenCall(self, engine, leg, sending, reading)
+
+    def begin(self, engine: Engine) -> None:
+        """A request goes there."""
+        self._book.begin(engine)
+
+    def end(self, engine: Engine, leg: str, outcome: str, seconds: float) -> None:
+        """It came to its end. Success counts for the engine's health."""
+        self._book.end(engine)
+        if outcome == OK:
             self._book.succeeded(engine)
-            outcome = "ok"
-        except UpstreamError as exc:
-            read = exc if reading is None else reading(exc)
-            outcome = type(read).__name__
-            if read is exc:
-                self.failed(engine, exc)
-                raise
-            raise read from exc
-        finally:
-            self._metrics.engine_in_flight.labels(engine.name).set(engine.in_flight)
-            self._metrics.attempts_total.labels(engine.name, leg, outcome).inc()
-            elapsed_s = time.monotonic() - started_s
-            self._metrics.attempt_duration_seconds.labels(leg).observe(elapsed_s)
+        self._metrics.attempts_total.labels(engine.name, leg, outcome).inc()
+        self._metrics.attempt_duration_seconds.labels(leg).observe(seconds)
 
     async def ask(
         self,
@@ -109,3 +105,63 @@ class EngineCalls:
         ):
             self._metrics.ejections_total.labels(engine.name).inc()
             log.warning("engine_ejected", engine=engine.name, reason=error.reason)
+
+
+class OpenCall:
+    """One call of an engine, as a block: inside it the reply, at its end the outcome is told."""
+
+    __slots__ = ("_begun_s", "_calls", "_engine", "_leg", "_reading", "_reply", "_sending")
+
+    def __init__(
+        self,
+        calls: EngineCalls,
+        engine: Engine,
+        leg: str,
+        sending: Coroutine[Any, Any, Reply],
+        reading: Callable[[UpstreamError], Exception] | None,
+    ) -> None:
+        self._calls, self._engine, self._leg = calls, engine, leg
+        self._sending, self._reading = sending, reading
+        self._reply: Reply | None = None
+
+    async def __aenter__(self) -> Reply:
+        self._begun_s = time.monotonic()
+        self._calls.begin(self._engine)
+        outcome = CANCELLED
+        try:
+            self._reply = await self._sending
+        except UpstreamError as exc:
+            read = self._read(exc)
+            outcome = type(read).__name__
+            if read is exc:
+                raise
+            raise read from exc
+        finally:
+            if self._reply is None:
+                self._end(outcome)
+        return self._reply
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._reply is not None, "the block was entered"
+        self._reply.close()
+        if not isinstance(error, UpstreamError):
+            self._end(OK if error is None else CANCELLED)
+            return
+        read = self._read(error)
+        self._end(type(read).__name__)
+        if read is not error:
+            raise read from error
+
+    def _read(self, error: UpstreamError) -> Exception:
+        read = error if self._reading is None else self._reading(error)
+        if read is error:
+            self._calls.failed(self._engine, error)
+        return read
+
+    def _end(self, outcome: str) -> None:
+        self._calls.end(self._engine, self._leg, outcome, time.monotonic() - self._begun_s)

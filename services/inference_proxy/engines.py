@@ -6,7 +6,6 @@ reported, so that the applied version never goes back by itself.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -93,15 +92,14 @@ class EngineBook:
         """Roles that a request needs and no engine serves."""
         return [role for role in self.roles if not self.serving(role)]
 
-    @contextmanager
-    def request(self, engine: Engine) -> Iterator[None]:
-        """Counts one request in flight."""
+    def begin(self, engine: Engine) -> None:
+        """A request goes there."""
         engine.in_flight += 1
         engine.requests_total += 1
-        try:
-            yield
-        finally:
-            engine.in_flight -= 1
+
+    def end(self, engine: Engine) -> None:
+        """A request has come back, however."""
+        engine.in_flight -= 1
 
     def succeeded(self, engine: Engine) -> None:
         """A whole answer came from it."""

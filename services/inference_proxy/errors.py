@@ -18,8 +18,7 @@
     └── DeadlineExceeded 504
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 from typing import Final
 
 from services.inference_proxy.admission import NotTaken
@@ -212,10 +211,19 @@ OWN_ERRORS: tuple[type[Exception], ...] = (
 )
 
 
-@contextmanager
-def as_problems() -> Iterator[None]:
+class as_problems:  # a function to whoever uses it
     """Raise our own errors as problems; anything else is a bug and goes on."""
-    try:
-        yield
-    except OWN_ERRORS as exc:
-        raise problem_of(exc) from exc
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, OWN_ERRORS):
+            raise problem_of(error) from error

@@ -78,9 +78,7 @@ class Metrics:
                 registry=registry,
             )
         )
-        self.engine_in_flight = Labelled(
-            gauge("engine_in_flight", "Requests at an engine.", "engine")
-        )
+        self.engine_in_flight = gauge("engine_in_flight", "Requests at an engine.", "engine")
         self.engine_serving = gauge("engine_serving", "1 when it takes requests.", "engine")
         self.ejections_total = counter("ejections_total", "Ejections of an engine.", "engine")
         self.retries_total = counter("retries_total", "Attempts after the first.")

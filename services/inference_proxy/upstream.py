@@ -153,6 +153,10 @@ class Reply:
             chunks.append(chunk)
         return b"".join(chunks)
 
+    def close(self) -> None:
+        """Give the connection back; a body that was not read to its end is cut off."""
+        self.answer.close()
+
     def _counted(self, read_bytes: int) -> int:
         if read_bytes > ANSWER_BYTES_MAX:
             raise EngineBroke(self.engine, f"sends more than {ANSWER_BYTES_MAX} bytes")
@@ -165,6 +169,30 @@ class Upstream:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
+    async def send(
+        self,
+        engine: str,
+        url: str,
+        *,
+        method: str = "POST",
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Reply:
+        """Send a request; the caller closes its reply.
+
+        Raises UpstreamError for every answer that is not a 2xx.
+        """
+        answer = await self._wire.send(
+            engine, url, method=method, content=content, headers=headers or {}, timeout_s=timeout_s
+        )
+        if 200 <= answer.status < 300:
+            return Reply(engine, answer)
+        try:
+            raise await _failure(engine, answer)
+        finally:
+            answer.close()
+
     @asynccontextmanager
     async def open(
         self,
@@ -176,19 +204,14 @@ class Upstream:
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> AsyncIterator[Reply]:
-        """Send a request and hold its answer open; leaving the block closes the connection.
-
-        Raises UpstreamError for every answer that is not a 2xx.
-        """
-        answer = await self._wire.send(
-            engine, url, method=method, content=content, headers=headers or {}, timeout_s=timeout_s
+        """The reply to a request, as ``send`` gives it, until the block is left."""
+        reply = await self.send(
+            engine, url, method=method, content=content, headers=headers, timeout_s=timeout_s
         )
         try:
-            if not 200 <= answer.status < 300:
-                raise await _failure(engine, answer)
-            yield Reply(engine, answer)
+            yield reply
         finally:
-            answer.close()
+            reply.close()
 
 
 async def _failure(engine: str, answer: WireAnswer) -> UpstreamError:
