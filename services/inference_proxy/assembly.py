@@ -171,6 +171,8 @@ def merge_legs(
 
 def _ranges(segments: Segments, rows: InlineRows | None) -> list[Range]:
     routing = by_field(segments, "routed_experts")
+    if len(routing) == 1:
+        return [(routing[0].pos, routing[0].stop)]
     if routing:  # the writer has left invalid rows out
         return coverage(routing)
     return [] if rows is None else valid_ranges(rows)

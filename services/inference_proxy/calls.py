@@ -81,8 +81,8 @@ class EngineCalls:
         self._book.end(engine)
         if outcome == OK:
             self._book.succeeded(engine)
-        self._metrics.attempts_total.labels(engine.name, leg, outcome).inc()
-        self._metrics.attempt_duration_seconds.labels(leg).observe(seconds)
+        self._metrics.attempts_total.add(engine.name, leg, outcome)
+        self._metrics.attempt_duration_seconds.observe(leg, seconds=seconds)
 
     async def ask(
         self,

@@ -25,9 +25,9 @@
 Engine names come from the settings, so their number is bounded.
 """
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from services.kit.labels import Labelled
+from services.kit.counting import Counts, Durations
 from services.kit.middleware import SECONDS_BUCKETS
 
 
@@ -54,29 +54,32 @@ class SpillMetrics:
 
 
 class Metrics:
-    """One object, made by the app and handed to whoever counts."""
+    """One object, made by the app and handed to whoever counts. What each request counts are
+    ``Counts`` and ``Durations``, which only the event loop may touch.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"proxy_{name}", text, labels, registry=registry)
 
+        def counts(name: str, text: str, *labels: str) -> Counts:
+            return Counts(f"proxy_{name}", text, labels, registry=registry)
+
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"proxy_{name}", text, labels, registry=registry)
 
-        self.generate_total = Labelled(
-            counter("generate_total", "Token-in/token-out requests.", "kind", "outcome")
+        self.generate_total = counts(
+            "generate_total", "Token-in/token-out requests.", "kind", "outcome"
         )
-        self.attempts_total = Labelled(
-            counter("attempts_total", "Calls of engines.", "engine", "leg", "outcome")
+        self.attempts_total = counts(
+            "attempts_total", "Calls of engines.", "engine", "leg", "outcome"
         )
-        self.attempt_duration_seconds = Labelled(
-            Histogram(
-                "proxy_attempt_duration_seconds",
-                "Time of one call of an engine.",
-                ("leg",),
-                buckets=SECONDS_BUCKETS,
-                registry=registry,
-            )
+        self.attempt_duration_seconds = Durations(
+            "proxy_attempt_duration_seconds",
+            "Time of one call of an engine.",
+            ("leg",),
+            buckets=SECONDS_BUCKETS,
+            registry=registry,
         )
         self.engine_in_flight = gauge("engine_in_flight", "Requests at an engine.", "engine")
         self.engine_serving = gauge("engine_serving", "1 when it takes requests.", "engine")
@@ -88,12 +91,8 @@ class Metrics:
         self.rows_not_asked_total = counter(
             "rows_not_asked_total", "Prompt rows that an earlier turn had already."
         )
-        self.answers_total = Labelled(
-            counter("answers_total", "Answers by form of rows.", "kind", "form")
-        )
-        self.answer_bytes_total = Labelled(
-            counter("answer_bytes_total", "Bytes sent to clients.", "kind")
-        )
+        self.answers_total = counts("answers_total", "Answers by form of rows.", "kind", "form")
+        self.answer_bytes_total = counts("answer_bytes_total", "Bytes sent to clients.", "kind")
         self.inline_instead_of_handle_total = counter(
             "inline_instead_of_handle_total",
             "Train answers that came inline although a payload_dir was given.",

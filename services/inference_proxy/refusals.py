@@ -4,7 +4,7 @@ The shape of a body is checked by its schema; here are the rules between its par
 names a folder to write to, nor a host to fetch a KV cache from.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal
 
 Kind = Literal["train", "eval", "frozen"]
@@ -27,7 +27,7 @@ def check_places(body: Mapping[str, Any]) -> None:
 
     Raises Refused.
     """
-    _check_parts(_parts(body, ""))
+    _check_parts(_parts(body))
 
 
 def _check_parts(parts: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
@@ -46,7 +46,7 @@ def check_generate(
     body: Mapping[str, Any], *, prompt_tokens: int, kind: Kind, is_pair: bool
 ) -> None:
     """The rules of a token-in/token-out request. Raises Refused."""
-    parts = list(_parts(body, ""))
+    parts = _parts(body)
     _check_parts(parts)
     params = body["sampling_params"]
     choices = params.get("n")
@@ -64,10 +64,12 @@ def check_generate(
         raise Refused("prompt_start_refused", "sampling_params.routed_experts_prompt_start", rule)
 
 
-def _parts(body: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The body and the nested objects that reach an engine's extra arguments."""
-    yield path, body
-    for name in _NESTED:
-        inner = body.get(name)
-        if isinstance(inner, dict):
-            yield from _parts(inner, f"{path}{name}.")
+def _parts(body: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The body and the nested objects that reach an engine's extra arguments, by path."""
+    parts: list[tuple[str, Mapping[str, Any]]] = [("", body)]
+    for path, part in parts:  # which grows
+        for name in _NESTED:
+            inner = part.get(name)
+            if isinstance(inner, dict):
+                parts.append((f"{path}{name}.", inner))
+    return parts

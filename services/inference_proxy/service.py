@@ -122,7 +122,7 @@ class GenerateService:
                 self._attempts.drop(plan, relay.files_dropped, "unused_leg")
                 self._remember(plan, relay.token_ids, relay.ranges, relay.files)
             else:
-                self._metrics.generate_total.labels(plan.call.kind, "stream_broken").inc()
+                self._metrics.generate_total.add(plan.call.kind, "stream_broken")
                 self._attempts.drop_ids(plan, opened.request_ids, "broken_stream")
             await opened.stack.aclose()
 
@@ -158,7 +158,8 @@ class GenerateService:
         avoid: set[str] = set()
 
         async def one(number: int) -> T:
-            self._metrics.retries_total.inc(number > 1)
+            if number > 1:
+                self._metrics.retries_total.inc()
             try:
                 return await attempt(plan, number, frozenset(avoid))
             except UpstreamError as exc:
@@ -192,8 +193,8 @@ class GenerateService:
         self._sessions.deliver(session, plan.call.request_id, plan.prompt, turns, files)
 
     def _count(self, plan: Plan, form: str) -> None:
-        self._metrics.generate_total.labels(plan.call.kind, "ok").inc()
-        self._metrics.answers_total.labels(plan.call.kind, form).inc()
+        self._metrics.generate_total.add(plan.call.kind, "ok")
+        self._metrics.answers_total.add(plan.call.kind, form)
         if plan.run_id is not None and form == "inline":
             if not self._has_warned:  # a server without the plugin: every answer will be so
                 log.warning("inline_instead_of_handle", request_id=plan.call.request_id)

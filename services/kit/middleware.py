@@ -5,11 +5,11 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.kit.bodies import CONTROL_BYTES_MAX
-from services.kit.labels import Labelled
+from services.kit.counting import Counts, Durations
 from services.kit.logs import REQUEST
 from services.kit.problems import BodyTooLarge, render
 
@@ -79,25 +79,23 @@ class RequestMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         labels = ("method", "route", "status")
-        self.requests_total = Labelled(
-            Counter("http_requests_total", "Requests answered.", labels, registry=registry)
+        self.requests_total = Counts(
+            "http_requests_total", "Requests answered.", labels, registry=registry
         )
-        self.request_duration_seconds = Labelled(
-            Histogram(
-                "http_request_duration_seconds",
-                "Time until the answer was sent.",
-                labels[:2],
-                buckets=SECONDS_BUCKETS,
-                registry=registry,
-            )
+        self.request_duration_seconds = Durations(
+            "http_request_duration_seconds",
+            "Time until the answer was sent.",
+            labels[:2],
+            buckets=SECONDS_BUCKETS,
+            registry=registry,
         )
 
     def count(self, scope: Scope, status: int, seconds: float) -> None:
         """Count one request that has ended."""
         route = getattr(scope.get("route"), "path", "unmatched")
         method = scope["method"]
-        self.requests_total.labels(method, route, str(status)).inc()
-        self.request_duration_seconds.labels(method, route).observe(seconds)
+        self.requests_total.add(method, route, str(status))
+        self.request_duration_seconds.observe(method, route, seconds=seconds)
 
 
 class RequestLog:

@@ -160,7 +160,7 @@ async def answer(
                     return await _streamed(asked, parts, plan)
                 return await _whole(asked, parts, plan)
     except Problem as problem:
-        parts.metrics.generate_total.labels(kind, problem.code).inc()
+        parts.metrics.generate_total.add(kind, problem.code)
         raise
 
 
@@ -183,7 +183,7 @@ async def _whole(asked: Asked, parts: Parts, plan: Plan) -> Response:
     ):
         outcome = await parts.generate.whole(plan)
     content = await _answered(asked, parts, plan, outcome)
-    parts.metrics.answer_bytes_total.labels(plan.call.kind).inc(len(content))
+    parts.metrics.answer_bytes_total.add(plan.call.kind, amount=len(content))
     return WholeAnswer(content, plan)
 
 
