@@ -128,10 +128,7 @@ def build_parts(
     sessions = SessionBook(
         sessions_max=settings.sessions_max, tokens_max=settings.session_tokens_max
     )
-    metrics.sessions.set_function(lambda: len(sessions))
-    metrics.session_tokens.set_function(lambda: sessions.tokens)
-    for engine in book:
-        metrics.engine_in_flight.labels(engine.name).set_function(partial(_in_flight, engine))
+    _show(metrics, book, sessions)
     upstream, engine_token = Upstream(wire), _secret(settings.engine_token)
     calls = EngineCalls(upstream, book, token=engine_token, metrics=metrics)
     janitor = Janitor(root, grace_s=settings.delete_grace_s, metrics=metrics, executor=executor)
@@ -232,6 +229,14 @@ async def _background(parts: Parts) -> AsyncIterator[asyncio.Task[None]]:
 def _say_crash(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
         log.critical("background_crashed", exc_info=task.exception())
+
+
+def _show(metrics: Metrics, book: EngineBook, sessions: SessionBook) -> None:
+    """What a scrape reads from the state as it is."""
+    metrics.sessions.set_function(lambda: len(sessions))
+    metrics.session_tokens.set_function(lambda: sessions.tokens)
+    for engine in book:
+        metrics.engine_in_flight.labels(engine.name).set_function(partial(_in_flight, engine))
 
 
 def _in_flight(engine: Engine) -> float:
