@@ -81,7 +81,8 @@ def create_app(settings: ProxySettings, *, wire: Wire | None = None) -> ProblemA
         description=DESCRIPTION,
         settings=settings,
         lifespan=lifespan,
-        routers=[generate.router, openai.router, admin.router],
+        admin_routers=[admin.router],
+        data_routers=[generate.router, openai.router],
         ready=ready,
         registry=registry,
         large_paths=[generate.PATH, *openai.PATHS],
@@ -90,7 +91,7 @@ def create_app(settings: ProxySettings, *, wire: Wire | None = None) -> ProblemA
     app.shortcut = PlainRequests(
         app,
         documented,
-        TokenCheck(settings.admin_tokens),
+        TokenCheck(app.tokens, "data"),
         body_bytes_max=settings.body_bytes_max,
     )
     return app

@@ -3,10 +3,11 @@
 A service's ``app.py`` creates its clients, queues and tasks in a lifespan and calls ``build_app``.
 """
 
+import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib import metadata
 from typing import Any, Protocol
 
@@ -16,9 +17,9 @@ from pydantic import BaseModel, Field
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.kit import problems
-from services.kit.auth import TokenCheck
+from services.kit.auth import TokenCheck, Tokens
 from services.kit.middleware import BodyLimit, RequestLog, RequestMetrics
-from services.kit.problems import Problem, Unauthorized, contained, responses
+from services.kit.problems import Forbidden, Problem, Unauthorized, contained, responses
 from services.kit.settings import ServiceSettings
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -72,6 +73,7 @@ class ProblemApp(FastAPI):
 
     shortcut: Shortcut | None = None
     log: RequestLog
+    tokens: Tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or run the lifespan."""
@@ -99,35 +101,59 @@ def build_app(
     description: str,
     settings: ServiceSettings,
     lifespan: Lifespan,
-    routers: Sequence[APIRouter],
+    admin_routers: Sequence[APIRouter],
     ready: ReadyCheck,
     registry: CollectorRegistry,
+    data_routers: Sequence[APIRouter] = (),
     large_paths: Sequence[str] = (),
 ) -> ProblemApp:
     """The application. ``ready`` returns why the service cannot work yet; nothing means ready.
 
-    Bodies of paths that begin with one of ``large_paths`` may have ``body_bytes_max``.
+    ``data_routers`` hold what environments use: data tokens open them too. Bodies of paths that
+    begin with one of ``large_paths`` may have ``body_bytes_max``.
     """
+    tokens = Tokens(
+        admin=settings.admin_tokens, data=settings.data_tokens, file=settings.tokens_file
+    )
     app = ProblemApp(
         title=f"Sideband {name.replace('_', ' ')}",
         description=description,
         version=metadata.version("sideband"),
-        lifespan=lifespan,
+        lifespan=_with_tokens(lifespan, tokens),
     )
+    app.tokens = tokens
     problems.install(app)
     # The last one added is the outermost: the log sees what the limit refuses.
     app.add_middleware(BodyLimit, body_bytes_max=settings.body_bytes_max, large_paths=large_paths)
     metrics = RequestMetrics(registry)
     app.add_middleware(RequestLog, metrics=metrics)
     app.log = RequestLog(app, metrics=metrics)
-    token_check = Depends(TokenCheck(settings.admin_tokens))
     app.include_router(_common(name, ready, registry))
-    app.include_router(
-        _config(settings), dependencies=[token_check], responses=responses(Unauthorized)
-    )
-    for router in routers:
-        app.include_router(router, dependencies=[token_check], responses=responses(Unauthorized))
+    admin, data = Depends(TokenCheck(tokens, "admin")), Depends(TokenCheck(tokens, "data"))
+    for router in (_config(settings), *admin_routers):
+        refusals = responses(Unauthorized, Forbidden)
+        app.include_router(router, dependencies=[admin], responses=refusals)
+    for router in data_routers:
+        app.include_router(router, dependencies=[data], responses=responses(Unauthorized))
     return app
+
+
+def _with_tokens(lifespan: Lifespan, tokens: Tokens) -> Lifespan:
+    """The file of tokens is read at the start, which a bad one fails, and watched to the end."""
+
+    @asynccontextmanager
+    async def watched(app: FastAPI) -> AsyncIterator[None]:
+        await asyncio.to_thread(tokens.reload)
+        watch = asyncio.create_task(tokens.watch()) if tokens.is_in_file else None
+        try:
+            async with lifespan(app):
+                yield
+        finally:
+            if watch is not None:
+                watch.cancel()
+                await asyncio.gather(watch, return_exceptions=True)
+
+    return watched
 
 
 def _common(name: str, ready: ReadyCheck, registry: CollectorRegistry) -> APIRouter:

@@ -112,6 +112,12 @@ class Unauthorized(Problem):
     status, code, title = 401, "unauthorized", "Unauthorized"
 
 
+class Forbidden(Problem):
+    """A valid bearer token whose scope does not reach this route."""
+
+    status, code, title = 403, "forbidden", "Forbidden"
+
+
 def render(problem: Problem, path: str, faults: Sequence[Fault] = ()) -> JSONResponse:
     """The answer for one problem."""
     body: dict[str, Any] = {

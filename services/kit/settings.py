@@ -6,6 +6,7 @@ unknown key or a value out of range fails at start. Secrets are ``SecretStr`` an
 
 import ipaddress
 import os
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
@@ -13,7 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class ServiceSettings(BaseSettings):
-    """Listening address, admin tokens, limits and logging."""
+    """Listening address, tokens, limits and logging."""
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid")
 
@@ -21,6 +22,14 @@ class ServiceSettings(BaseSettings):
     port: int = Field(default=8000, ge=0, le=65535, description="TCP port; 0 picks a free one.")
     admin_tokens: tuple[SecretStr, ...] = Field(
         default=(), description="Bearer tokens; needed once the service listens beyond loopback."
+    )
+    data_tokens: tuple[SecretStr, ...] = Field(
+        default=(), description="Bearer tokens that open only what environments use."
+    )
+    tokens_file: Path | None = Field(
+        default=None,
+        description='JSON file {"admin": [...], "data": [...]} of further tokens, read again when '
+        "it changes. Nobody else may read it (mode 600).",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least level that is logged."
@@ -37,13 +46,17 @@ class ServiceSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _tokens_beyond_loopback(self) -> Self:
-        if not self.is_loopback and not self.admin_tokens:
-            raise ValueError(
-                f"admin_tokens is empty: host {self.host} is reachable beyond loopback, "
-                "so at least one token is needed"
-            )
-        if any(len(token.get_secret_value()) < 16 for token in self.admin_tokens):
-            raise ValueError("admin_tokens has a token under 16 characters: use a longer one")
+        if self.tokens_file is None and not self.admin_tokens:
+            if not self.is_loopback:
+                raise ValueError(
+                    f"admin_tokens is empty: host {self.host} is reachable beyond loopback, "
+                    "so at least one token is needed, there or in tokens_file"
+                )
+            if self.data_tokens:
+                raise ValueError("data_tokens is set and admin_tokens is empty: set both or none")
+        for name in ("admin_tokens", "data_tokens"):
+            if any(len(token.get_secret_value()) < 16 for token in getattr(self, name)):
+                raise ValueError(f"{name} has a token under 16 characters: use a longer one")
         return self
 
     @model_validator(mode="after")

@@ -50,7 +50,7 @@ def create_app(settings: FeedSettings) -> FastAPI:
         description=DESCRIPTION,
         settings=settings,
         lifespan=lifespan,
-        routers=[router],
+        admin_routers=[router],
         ready=ready,
         registry=registry,
         large_paths=["/v1/steps/"],

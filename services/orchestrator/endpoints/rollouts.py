@@ -32,6 +32,7 @@ from services.orchestrator.wire import ROLLOUT_CONTENT_TYPE, RolloutWire, decode
 from sideband.ids import RolloutId
 
 router = APIRouter(tags=["rollouts"])
+admin_router = APIRouter(tags=["rollouts"])  # of what environments must not do
 JSON: Final = "application/json"
 
 _REQUEST_BODY: Final = {
@@ -116,7 +117,7 @@ async def get_rollout(rollout_id: RolloutPath, service: Service) -> RolloutView:
     return await shown(service, RolloutView.of(service.rollout(RolloutId(rollout_id))))
 
 
-@router.delete(
+@admin_router.delete(
     "/v1/rollouts/{rollout_id}",
     summary="Drop a collected rollout",
     responses=responses(*EVERYWHERE, RolloutUnknown, RolloutInStep),

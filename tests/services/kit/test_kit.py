@@ -49,7 +49,8 @@ def stub_app(settings: StubSettings, reasons: list[str] | None = None) -> FastAP
         description="For tests.",
         settings=settings,
         lifespan=lifespan,
-        routers=[router],
+        admin_routers=[],
+        data_routers=[router],
         ready=ready,
         registry=CollectorRegistry(),
     )
