@@ -1,16 +1,25 @@
 """Thirty-two ranks in one thread: they take, answer and commit, and decode nothing."""
 
+import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import zmq
 
 from bench.feed.workload import CP_SIZE, RANKS, FeedShape
-from sideband.feed.messages import FROM_FEED, HelloMessage, decode_message, encode_message
-from sideband.feed.session import RankSession
+from sideband.feed.frames import Frame, decode_message, encode_message
+from sideband.feed.messages import (
+    FROM_FEED,
+    HelloMessage,
+)
+from sideband.feed.router import receive_frames
+from sideband.feed.session import RankSession, after
 
 Dealer = zmq.Socket[bytes]
 POLL_MS = 60_000
+CREDIT = 8  # as RankFeed has it
+MICRO_BATCH = 35  # the type, behind magic and version
 
 
 class FeedStood(RuntimeError):
@@ -39,26 +48,26 @@ def receive_feed(endpoint: str, shape: FeedShape) -> Received:
         while any((session.committed or 0) < shape.steps for session in sessions):
             for dealer in _readable(poller):
                 session = sessions[places[dealer]]
-                frames = dealer.recv_multipart()
-                body_bytes += len(frames[2]) if len(frames) > 2 else 0
-                messages += len(frames) > 2
-                _on_frames(dealer, session, frames)
+                for frames in _arrived(dealer):
+                    if frames[0][3] == MICRO_BATCH:
+                        body_bytes += len(frames[1])
+                        messages += 1
+                    _on_frames(dealer, session, frames)
+                _send_due(dealer, session)
         seconds = time.perf_counter() - begin
         for dealer in dealers:
             dealer.close(linger=0)
     return Received(seconds, body_bytes, messages)
 
 
-def _on_frames(dealer: Dealer, session: RankSession, frames: list[bytes]) -> None:
+def _on_frames(dealer: Dealer, session: RankSession, frames: list[Frame]) -> None:
     header, body = decode_message(frames, FROM_FEED)
     answers = session.on_message(header, body, now_s=time.monotonic())
     while session.arrived:
-        arrived, credit = session.take()
-        message = arrived.message
-        is_last = message.index + 1 == message.count
-        place = (message.step + 1, 0) if is_last else (message.step, message.index + 1)
-        answers = [*answers, *credit, *session.note_read(place)]
-        if is_last:
+        message = session.take().message
+        place = after((message.step, message.index), message.count)
+        session.note_read(place)
+        if place[1] == 0:
             answers += session.want_commit(message.step)
     for answer in answers:
         dealer.send_multipart(encode_message(answer))
@@ -75,15 +84,15 @@ def receive_raw(endpoint: str, *, messages_per_step: int) -> Received:
         poller, open_ranks = _poller(dealers), RANKS
         while open_ranks:
             for dealer in _readable(poller):
-                body = dealer.recv()
-                if not body:
-                    open_ranks -= 1
-                    continue
-                body_bytes += len(body)
-                messages += 1
-                counts[dealer] += 1
-                if counts[dealer] % messages_per_step == 0:
-                    dealer.send(b"done")
+                for [body] in _arrived(dealer):
+                    if not body:
+                        open_ranks -= 1
+                        continue
+                    body_bytes += len(body)
+                    messages += 1
+                    counts[dealer] += 1
+                    if counts[dealer] % messages_per_step == 0:
+                        dealer.send(b"done")
         seconds = time.perf_counter() - begin
         for dealer in dealers:
             dealer.close(linger=0)
@@ -97,9 +106,16 @@ def _dealer(context: "zmq.Context[Dealer]", endpoint: str) -> Dealer:
     return dealer
 
 
+def _arrived(dealer: Dealer) -> Iterator[list[Frame]]:
+    """The messages that are there now, not copied; as a rank receives them."""
+    with contextlib.suppress(zmq.Again):
+        while True:
+            yield receive_frames(dealer)
+
+
 def _session(rank: int) -> RankSession:
     hello = HelloMessage(
-        instance=f"bench-{rank}", dp_rank=rank // CP_SIZE, cp_rank=rank % CP_SIZE, credit=4
+        instance=f"bench-{rank}", dp_rank=rank // CP_SIZE, cp_rank=rank % CP_SIZE, credit=CREDIT
     )
     return RankSession(hello=hello, peer_timeout_s=60.0)
 

@@ -7,8 +7,11 @@ import zmq
 
 from sideband.feed.delivery import Delivery
 from sideband.feed.errors import RankRefused
+from sideband.feed.frames import encode_message
 from sideband.feed.limits import PEER_QUEUE_MAX, STEP_MAX
-from sideband.feed.messages import PongMessage, encode_message
+from sideband.feed.messages import (
+    PongMessage,
+)
 from sideband.feed.router import Router
 from tests.unit.feed.delivery_builders import PLAN, facts_of
 
@@ -32,7 +35,7 @@ def test_a_peer_that_never_reads_gets_a_bounded_queue(router: Router) -> None:
         message = None
         while message is None:
             message = router.receive()
-        connection = message[0]
+        connection = bytes(message[0])
         pong = encode_message(PongMessage(waiting_for=tuple(range(16))))
         # What the system's own buffers take comes on top.
         taken = next((n for n in range(1_000_000) if not router.send(connection, pong)), None)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from sideband.feed.delivery import Delivery
 from sideband.feed.errors import MalformedFrame, RankRefused, UnsupportedProtocol
 from sideband.feed.facts import Hello
+from sideband.feed.frames import Frame, decode_message
 from sideband.feed.limits import WAITING_FOR_MAX
 from sideband.feed.messages import (
     FROM_RANK,
@@ -16,18 +17,15 @@ from sideband.feed.messages import (
     ByeMessage,
     CommitMessage,
     CommittedMessage,
-    CreditMessage,
     FailMessage,
-    Frame,
     Header,
     HelloMessage,
     PingMessage,
     PongMessage,
-    ReadMessage,
+    ProgressMessage,
     RefusedMessage,
     ResyncMessage,
     WelcomeMessage,
-    decode_message,
     shortened,
 )
 from sideband.feed.observer import FeedObserver
@@ -62,6 +60,8 @@ class Answerer:
 
     def _answer(self, connection: bytes, header: Header, *, now_s: float) -> list[Header]:
         match header:
+            case ProgressMessage():  # first, as nearly all that comes is this
+                return self._progress(connection, header, now_s=now_s)
             case HelloMessage():
                 return [self._welcome(connection, header, now_s=now_s)]
             case CommitMessage():
@@ -76,15 +76,20 @@ class Answerer:
         if rank is None:
             return [ResyncMessage()]
         match header:
-            case CreditMessage():
-                self._delivery.took(rank, header.seq)
-            case ReadMessage():
-                self._delivery.read(rank, (header.step, header.index))
             case FailMessage():
                 self._check_run(header.run_id)
                 self._delivery.fail(rank, header.step, header.reason)
             case PingMessage():
                 return [self._pong()]
+        return []
+
+    def _progress(
+        self, connection: bytes, message: ProgressMessage, *, now_s: float
+    ) -> list[Header]:
+        rank = self._delivery.rank_of(connection, now_s=now_s)
+        if rank is None:
+            return [ResyncMessage()]
+        self._delivery.progress(rank, seq=message.seq, read=(message.step, message.index))
         return []
 
     def _welcome(self, connection: bytes, message: HelloMessage, *, now_s: float) -> WelcomeMessage:

@@ -15,6 +15,7 @@ from sideband.batch.rows import PlacedRows, RankRows, mask_rows_of, rank_rows, r
 from sideband.batch.types import Align, Chunk
 from sideband.feed.codec import decode_chunk
 from sideband.feed.errors import MalformedStep, ModelMismatch, NoPayloadRoot
+from sideband.feed.frames import Frame
 from sideband.feed.layers import (
     Fill,
     LayerChoice,
@@ -23,7 +24,9 @@ from sideband.feed.layers import (
     fill_invalid,
     place_rows,
 )
-from sideband.feed.messages import Frame, MicroBatchMessage
+from sideband.feed.messages import (
+    MicroBatchMessage,
+)
 from sideband.feed.micro_batch import RankMicroBatch
 from sideband.feed.pool import ReadPool
 from sideband.feed.reads import HandleReads, RetryPlan, RowSource

@@ -11,14 +11,13 @@ from typing import Final, Self
 import zmq
 
 from sideband.feed.errors import FeedTimeout, RankRefused, StepFailed
+from sideband.feed.frames import decode_message, encode_message
 from sideband.feed.messages import (
     FROM_FEED,
     AbortMessage,
     CommitMessage,
     CommittedMessage,
     RefusedMessage,
-    decode_message,
-    encode_message,
 )
 from sideband.ids import RunId
 

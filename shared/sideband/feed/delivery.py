@@ -1,8 +1,9 @@
 """Who may get what next, and what may be forgotten: decisions without sockets or clocks.
 
 ``Delivery`` is a state machine. Events go in by method (a step was accepted, a rank said
-hello, took, read, committed, failed, fell silent); decisions come out of ``next_for(rank)``, one
-at a time, each told once per connection. The adapter in ``server.py`` moves the bytes. Laws, each
+hello, made progress, committed, failed, fell silent); decisions come out of ``next_for(rank)``, one
+at a time, each told once per connection, for the ranks that ``stirred`` names. The adapter in
+``server.py`` moves the bytes. Laws, each
 tested on random histories:
 
 - nothing is sent before every global rank has said hello in this generation;
@@ -35,6 +36,7 @@ from sideband.feed.facts import (
     Send,
 )
 from sideband.feed.held import HeldSteps
+from sideband.feed.least import Least
 
 
 class Delivery:
@@ -48,7 +50,10 @@ class Delivery:
         self.generation = 1
         self.failure: Failure | None = None
         self._released: Place = FIRST
-        self._has_news_of_reads = False  # the minimum over the ranks is taken when it is asked for
+        self._least_read: Least[Place] = Least()
+        self._least_committed: Least[int] = Least()
+        self._has_commits = False
+        self._stirred: set[int] = set()
         self._joined_count = 0  # ranks of this generation
         self._by_connection: dict[bytes, int] = {}
 
@@ -64,11 +69,22 @@ class Delivery:
         return self._released
 
     def _settle_reads(self) -> None:
-        if self._has_news_of_reads:
-            self._has_news_of_reads = False
-            if self.is_open:
-                least = min(one.read for one in self.ranks.values())
-                self._released = max(self._released, least)
+        if self.is_open:
+            least = self._least_read.of(lambda: (rank.read for rank in self.ranks.values()))
+            if least > self._released:
+                self._released = least
+                self.stir_all()
+
+    def stir_all(self) -> None:
+        """Whatever the ranks had to be told may have changed: a step came, a pause ended."""
+        self._stirred.update(self.ranks)
+
+    def stirred(self) -> list[RankState]:
+        """The ranks for which ``next_for`` may have something since the last call."""
+        self._settle_reads()
+        found = [self.ranks[index] for index in self._stirred]
+        self._stirred.clear()
+        return found
 
     @property
     def is_drained(self) -> bool:
@@ -80,8 +96,13 @@ class Delivery:
         """The last step that every global rank has committed; None before the first step."""
         if self.held.first_step is None:
             return None
-        base = self.held.first_step - 1
-        return min(self.committed.get(rank, base) for rank in range(self.plan.rank_count))
+        base, ranks = self._base, range(self.plan.rank_count)
+        return self._least_committed.of(lambda: (self.committed.get(rank, base) for rank in ranks))
+
+    @property
+    def _base(self) -> int:
+        """What counts as committed by a rank that has not committed anything."""
+        return (self.held.first_step or 1) - 1
 
     def hello(self, connection: bytes, hello: Hello, *, now_s: float) -> RankState:
         """A rank joins, or joins again. Raises RankRefused with a code of the protocol."""
@@ -111,14 +132,16 @@ class Delivery:
         )
         self.leave(connection)  # a connection speaks for one rank only
         self._settle_reads()  # what was released before a new process begins again stays released
+        self._least_read.reset()
         if known is None or known.generation != self.generation:
             self._joined_count += 1
         self.ranks[hello.global_rank] = rank
         self._by_connection[connection] = hello.global_rank
         if committed is not None:
-            self.committed[hello.global_rank] = committed
+            self._commit(hello.global_rank, committed)
         if self.is_open:
             self.failure = None  # everybody came back
+        self.stir_all()
         return rank
 
     def rank_of(self, connection: bytes, *, now_s: float) -> RankState | None:
@@ -130,15 +153,13 @@ class Delivery:
         rank.last_seen_s = now_s
         return rank
 
-    def took(self, rank: RankState, seq: int) -> None:
-        """Credit comes back for every micro batch up to ``seq``."""
+    def progress(self, rank: RankState, *, seq: int, read: Place) -> None:
+        """Credit comes back for every micro batch up to ``seq``; all before ``read`` is read."""
         rank.seq_taken = max(rank.seq_taken, min(seq, rank.seq_sent))
-
-    def read(self, rank: RankState, place: Place) -> None:
-        """The rank has read everything before ``place``."""
-        if rank.generation == self.generation:
-            rank.read = max(rank.read, place)
-        self._has_news_of_reads = True
+        self._stirred.add(rank.global_rank)
+        if rank.generation == self.generation and read > rank.read:
+            self._least_read.left(rank.read)
+            rank.read = read
 
     def commit(self, global_rank: int, step: int) -> Abort | None:
         """Record a commit of ``step`` and all before; an Abort instead when that step failed.
@@ -148,12 +169,27 @@ class Delivery:
         check_commit(step, last_step=self.held.last_step, plan=self.plan)
         if self.failure is not None and step >= self.failure.step:
             return Abort(self.failure.step, self.failure.reason)
-        self.committed[global_rank] = max(self.committed.get(global_rank, 0), step)
+        if step > self.committed.get(global_rank, 0):
+            self._commit(global_rank, step)
         return None
+
+    def _commit(self, global_rank: int, step: int) -> None:
+        before = self.committed.get(global_rank, self._base)
+        if before < step:
+            self._least_committed.left(before)
+        else:
+            self._least_committed.reset()  # a new process begins again earlier
+        self.committed[global_rank], self._has_commits = step, True
 
     def forget(self) -> tuple[int, ...]:
         """Drop the steps that every rank has committed, and name them."""
-        return self.held.forget(committed_step=self.committed_step)
+        if not self._has_commits:
+            return ()
+        self._has_commits = False
+        gone = self.held.forget(committed_step=self.committed_step)
+        if gone:
+            self.stir_all()  # a rank that was still to get one of them goes on behind it
+        return gone
 
     def fail(self, rank: RankState, step: int, reason: str) -> bool:
         """The rank gives up: its whole generation aborts. False: known already."""
@@ -162,10 +198,12 @@ class Delivery:
         self.failure = Failure(step=step, rank=rank.global_rank, reason=reason)
         self.generation += 1
         self._joined_count = 0
-        self._released, self._has_news_of_reads = FIRST, False
+        self._released = FIRST
+        self._least_read.reset()
         for one in self.ranks.values():
             if one.abort is None:
                 one.abort = Abort(step, reason)
+        self.stir_all()
         return True
 
     def leave(self, connection: bytes) -> RankState | None:
@@ -230,27 +268,30 @@ class Delivery:
             return abort
         if not self.is_open:
             return None
-        released = self.released
-        if released > rank.told_release:
-            rank.told_release = released
-            return Release(released)
-        return self._next_step_for(rank)
+        released: Place | None = self.released
+        if released == rank.told_release:
+            released = None
+        else:
+            rank.told_release = self._released
+        send = self._send_for(rank, released)
+        if send is not None:
+            return send
+        return self._end_for(rank) if released is None else Release(released)
 
-    def _next_step_for(self, rank: RankState) -> Send | End | None:
+    def _send_for(self, rank: RankState, released: Place | None) -> Send | None:
         rank.next = max(rank.next, (self.held.oldest or 0, 0))
         step, index = rank.next
         facts = self.held.get(step)
-        if facts is None:
-            return self._end_for(rank)
-        if self.held.is_paused or rank.seq_sent - rank.seq_taken >= rank.credit:
+        has_credit = rank.seq_sent - rank.seq_taken < rank.credit
+        if facts is None or self.held.is_paused or not has_credit:
             return None
         rank.seq_sent += 1
         rank.next = (step, index + 1) if index + 1 < facts.count else (step + 1, 0)
-        return Send(step, index, facts.count, rank.seq_sent)
+        return Send(step, index, facts.count, rank.seq_sent, released)
 
     def _end_for(self, rank: RankState) -> End | None:
         last = self.held.last_step or 0
-        is_behind = last > 0 and rank.next <= (last, 0)
+        is_behind = last > 0 and rank.next < (last + 1, 0)
         if not self.held.is_ended or rank.is_end_told or is_behind:
             return None
         rank.is_end_told = True

@@ -6,6 +6,8 @@ A *place* (step, index) is a cursor: everything before it is done.
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from sideband.batch.types import Layout
 from sideband.ids import RunId
 from sideband.model import ModelShape
@@ -79,33 +81,33 @@ class RankState:
     is_end_told: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send micro batch ``index`` of ``count`` with this sequence number."""
+class Send(msgspec.Struct, frozen=True, gc=False):
+    """Send micro batch ``index`` of ``count`` with this sequence number.
+
+    ``released``: tell too that everything before this place was read by all.
+    """
 
     step: int
     index: int
     count: int
     seq: int
+    released: Place | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(msgspec.Struct, frozen=True, gc=False):
     """Tell the rank that everything before ``place`` was read by all."""
 
     place: Place
 
 
-@dataclass(frozen=True, slots=True)
-class Abort:
+class Abort(msgspec.Struct, frozen=True, gc=False):
     """Tell the rank that the step failed."""
 
     step: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(msgspec.Struct, frozen=True, gc=False):
     """Tell the rank that nothing follows ``last_step``; 0 when there was no step at all."""
 
     last_step: int

@@ -14,8 +14,13 @@ import zmq
 
 from sideband.errors import FeedError, SidebandError
 from sideband.feed.errors import FeedClosed, FeedTimeout, MalformedFrame, UnsupportedProtocol
+from sideband.feed.frames import Frame, decode_message, encode_message
 from sideband.feed.limits import STEP_BODY_BYTES_MAX
-from sideband.feed.messages import FROM_FEED, Frame, Header, decode_message, encode_message
+from sideband.feed.messages import (
+    FROM_FEED,
+    Header,
+)
+from sideband.feed.router import receive_frames
 from sideband.feed.session import RankSession
 
 POLL_S: Final = 0.05  # how late a repeat or a sign of life may be
@@ -45,11 +50,13 @@ class RankLink:
         self._thread.start()
 
     def act(self, action: Callable[[RankSession], Sequence[Header]]) -> None:
-        """Change the session and send what it answers."""
+        """Change the session and send what it answers, and what is due now."""
         with self._changed:
             self._outgoing.extend(action(self._session))
+            has_news = bool(self._outgoing) or self._session.has_progress
             self._changed.notify_all()
-        self._wake()
+        if has_news:
+            self._wake()
 
     def look(self, read: Callable[[RankSession], T]) -> T:
         """Read something of the session."""
@@ -121,6 +128,7 @@ class RankLink:
     def _exchange(self) -> None:
         context = zmq.Context()
         dealer = self._connect(context)
+        poller = self._poller(dealer)
         try:
             while True:
                 with self._changed:
@@ -132,10 +140,12 @@ class RankLink:
                 if is_silent:  # a half-open connection looks alive for minutes: make a new one
                     dealer.close(linger=0)
                     dealer = self._connect(context)
+                    poller = self._poller(dealer)
                 self._send_all(dealer)
                 if is_closing:
                     return
-                self._wait_for_frames(dealer)
+                poller.poll(int(POLL_S * 1000))
+                self._forget_wakes()
                 self._receive_all(dealer)
         finally:
             dealer.close(linger=int(LINGER_S * 1000))
@@ -152,6 +162,12 @@ class RankLink:
         dealer.connect(self.endpoint)
         return dealer
 
+    def _poller(self, dealer: "zmq.Socket[bytes]") -> zmq.Poller:
+        poller = zmq.Poller()
+        poller.register(dealer, zmq.POLLIN)
+        poller.register(self._wake_out.fileno(), zmq.POLLIN)
+        return poller
+
     def _send_all(self, dealer: "zmq.Socket[bytes]") -> None:
         with self._changed:
             headers = [*self._outgoing, *self._session.due(now_s=time.monotonic())]
@@ -161,14 +177,10 @@ class RankLink:
                 dealer.send_multipart(encode_message(header), flags=zmq.NOBLOCK)
             except zmq.Again:  # no connection: what matters is repeated after the next hello
                 with self._changed:
-                    self._session.greet_soon(now_s=time.monotonic())
+                    self._session.on_unsent(now_s=time.monotonic())
                 return
 
-    def _wait_for_frames(self, dealer: "zmq.Socket[bytes]") -> None:
-        poller = zmq.Poller()
-        poller.register(dealer, zmq.POLLIN)
-        poller.register(self._wake_out.fileno(), zmq.POLLIN)
-        poller.poll(int(POLL_S * 1000))
+    def _forget_wakes(self) -> None:
         try:
             while self._wake_out.recv(4096):
                 pass
@@ -176,20 +188,15 @@ class RankLink:
             return
 
     def _receive_all(self, dealer: "zmq.Socket[bytes]") -> None:
-        for _ in range(FRAMES_PER_TURN_MAX):
-            try:
-                frames = dealer.recv_multipart(flags=zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._receive(frames)
-
-    def _receive(self, frames: Sequence[Frame]) -> None:
-        try:
-            header, body = decode_message(frames, FROM_FEED)
-        except (MalformedFrame, UnsupportedProtocol) as exc:
-            self.fail(exc, step=None)
-            return
-        self.act(lambda session: session.on_message(header, body, now_s=time.monotonic()))
+        received, fault = _decoded(dealer)
+        if received:
+            with self._changed:  # once for all of them: the trainer's threads want it too
+                now_s = time.monotonic()
+                for header, body in received:
+                    self._outgoing += self._session.on_message(header, body, now_s=now_s)
+                self._changed.notify_all()
+        if fault is not None:
+            self.fail(fault, step=None)
 
     def fail(self, error: SidebandError, *, step: int | None) -> None:
         """Raise ``error`` at whoever waits, and let the feed abort the step on all ranks."""
@@ -200,6 +207,21 @@ class RankLink:
             return session.want_fail(at if step is None else step, str(error))
 
         self.act(fail)
+
+
+def _decoded(
+    dealer: "zmq.Socket[bytes]",
+) -> tuple[list[tuple[Header, Frame | None]], SidebandError | None]:
+    """The messages that have come, up to a bound or a broken one; bodies are not copied."""
+    received: list[tuple[Header, Frame | None]] = []
+    try:
+        while len(received) < FRAMES_PER_TURN_MAX:
+            received.append(decode_message(receive_frames(dealer), FROM_FEED))
+    except zmq.Again:
+        return received, None
+    except (MalformedFrame, UnsupportedProtocol) as exc:
+        return received, exc
+    return received, None
 
 
 def _because(refusal: str) -> str:

@@ -42,6 +42,7 @@ class OutgoingStep:
             count=send.count,
             seq=send.seq,
             fields=batch.fields,
+            released=send.released,
             model=self.facts.model,
         )
         return header, batch.bodies[cp_rank]

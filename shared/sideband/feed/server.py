@@ -16,13 +16,12 @@ from sideband.feed.answers import Answerer
 from sideband.feed.delivery import Delivery
 from sideband.feed.errors import MalformedStep
 from sideband.feed.facts import Abort, Decision, End, Failure, RankState, Release, Send
+from sideband.feed.frames import Frame, encode_message
 from sideband.feed.messages import (
     AbortMessage,
     EndMessage,
-    Frame,
     Header,
     ReleaseMessage,
-    encode_message,
 )
 from sideband.feed.observer import FeedObserver
 from sideband.feed.outgoing import OutgoingStep, outgoing_step
@@ -125,6 +124,7 @@ class FeedServer:
 
     def wake(self) -> None:
         """Look again what there is to send."""
+        self.delivery.stir_all()
         self._wake.set()
 
     # --- tasks -----------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class FeedServer:
             is_busy = True
             while is_busy:
                 received = self._receive_turn()
-                sent = await self._send_round()
+                sent = await self._send_all()
                 # Ends when there was nothing to receive and nothing was sent since: see Router.
                 is_busy = received + sent > 0
                 await asyncio.sleep(0)
@@ -147,6 +147,7 @@ class FeedServer:
         while count < FRAMES_PER_TURN_MAX and (message := self._router.receive()) is not None:
             count += 1
             connection, *frames = message
+            connection = bytes(connection)
             failure = self.delivery.failure
             for header in self._answerer.answers(connection, frames, now_s=self._clock()):
                 self._send(connection, header)
@@ -177,12 +178,11 @@ class FeedServer:
         if self.delivery.is_drained:
             self._drained.set()
 
-    async def _send_round(self) -> int:
-        """One decision for each rank, so that no rank waits for another's whole credit."""
+    async def _send_all(self) -> int:
+        """Every decision that there is now; sending never blocks, and credit bounds it."""
         sent = 0
-        for rank in list(self.delivery.ranks.values()):
-            decision = self.delivery.next_for(rank)
-            if decision is not None:
+        for rank in self.delivery.stirred():
+            while (decision := self.delivery.next_for(rank)) is not None:
                 self._carry_out(rank, decision)
                 sent += 1
                 if sent % SENDS_PER_TURN_MAX == 0:

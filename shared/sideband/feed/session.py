@@ -14,21 +14,20 @@ import msgspec
 from sideband.errors import SidebandError
 from sideband.feed.errors import MalformedFrame, RankRefused, StepFailed, StepMissing
 from sideband.feed.facts import FIRST, Place
+from sideband.feed.frames import Frame
 from sideband.feed.messages import (
     AbortMessage,
     ByeMessage,
     CommitMessage,
     CommittedMessage,
-    CreditMessage,
     EndMessage,
     FailMessage,
-    Frame,
     Header,
     HelloMessage,
     MicroBatchMessage,
     PingMessage,
     PongMessage,
-    ReadMessage,
+    ProgressMessage,
     RefusedMessage,
     ReleaseMessage,
     ResyncMessage,
@@ -72,6 +71,9 @@ class RankSession:
     _is_joined: bool = False
     _welcome_count: int = 0
     _seq: int = 0
+    _taken: int = 0  # of this welcome: the last sequence number that left the queue
+    _told_taken: int = 0
+    _told_read: Place = FIRST
     _hello_after_s: float = FIRST_HELLO_S
     _ping_after_s: float = FIRST_HELLO_S
     _repeat_after_s: float = FIRST_HELLO_S
@@ -105,6 +107,9 @@ class RankSession:
                 self._hello_after_s = now_s + REPEAT_S
                 headers.append(self._greeting())
             return headers
+        if self.has_progress:
+            self._told_taken, self._told_read = self._taken, self.read
+            headers.append(ProgressMessage(seq=self._taken, step=self.read[0], index=self.read[1]))
         if now_s >= self._ping_after_s:
             self._ping_after_s = now_s + REPEAT_S
             headers.append(PingMessage(run_id=self.run_id, global_rank=self.global_rank))
@@ -112,6 +117,23 @@ class RankSession:
             self._repeat_after_s = now_s + REPEAT_S
             headers.extend(self._unanswered())
         return headers
+
+    @property
+    def has_progress(self) -> bool:
+        """Whether ``due`` has something to say of what was read, or of half the credit taken.
+
+        Others may wait for what is read. Credit that is told by halves keeps the feed sending while
+        it saves most of the messages.
+        """
+        if not self._is_joined:
+            return False
+        untold = self._taken - self._told_taken
+        return self._told_read < self.read or 2 * untold >= self.hello.credit
+
+    def on_unsent(self, *, now_s: float) -> None:
+        """What ``due`` gave did not get out: it is due again, a greeting soon."""
+        self._told_taken, self._told_read = 0, FIRST
+        self.greet_soon(now_s=now_s)
 
     def _greeting(self) -> HelloMessage:
         step, index = self.at if self.at is not None else (None, None)
@@ -147,17 +169,16 @@ class RankSession:
 
     # --- what the trainer's side does ------------------------------------------------------
 
-    def take(self) -> tuple[Arrived, list[Header]]:
-        """The oldest arrived micro batch; its credit goes back. Only when there is one."""
+    def take(self) -> Arrived:
+        """The oldest arrived micro batch; ``due`` gives its credit back. Only when there is one."""
         arrived = self.arrived.popleft()
-        if arrived.welcome_count != self._welcome_count:
-            return arrived, []  # its sequence number belongs to an earlier welcome
-        return arrived, [CreditMessage(seq=arrived.message.seq)]
+        if arrived.welcome_count == self._welcome_count:  # else its number is of an earlier one
+            self._taken = arrived.message.seq
+        return arrived
 
-    def note_read(self, place: Place) -> list[Header]:
-        """Everything before ``place`` is assembled."""
+    def note_read(self, place: Place) -> None:
+        """Everything before ``place`` is assembled; ``due`` says so."""
         self.read = place
-        return [ReadMessage(step=place[0], index=place[1])] if self._is_joined else []
 
     def want_commit(self, step: int) -> list[Header]:
         """Commit until the feed confirms: ``committed`` shows it."""
@@ -182,14 +203,14 @@ class RankSession:
             case MicroBatchMessage():
                 assert body is not None, "decode_message gives every chunk its body"
                 return self._on_micro_batch(header, body, now_s=now_s)
+            case ReleaseMessage():
+                self.released = max(self.released, (header.step, header.index))
             case WelcomeMessage():
                 return self._on_welcome(header)
             case RefusedMessage():
                 self._on_refused(header, now_s=now_s)
             case ResyncMessage():
                 self._leave(now_s=now_s)
-            case ReleaseMessage():
-                self.released = max(self.released, (header.step, header.index))
             case CommittedMessage():
                 self._on_committed(header.step)
             case AbortMessage():
@@ -217,11 +238,9 @@ class RankSession:
             self.at = self.at or (welcome.committed_step + 1, 0)
         self.welcome, self._is_joined, self.refusal = welcome, True, ""
         self._welcome_count += 1
-        self._seq = 0
-        headers = self._unanswered()
-        if self.read != FIRST:
-            headers.append(ReadMessage(step=self.read[0], index=self.read[1]))
-        return headers
+        self._seq = self._taken = self._told_taken = 0
+        self._told_read = FIRST  # to the feed, what this process read before is news
+        return self._unanswered()
 
     def _on_refused(self, refused: RefusedMessage, *, now_s: float) -> None:
         self._is_joined = False
@@ -247,10 +266,13 @@ class RankSession:
             self._leave(now_s=now_s)  # something was lost on the way: start again from `at`
             return []
         self._seq = message.seq
+        if message.released is not None:
+            self.released = max(self.released, message.released)
         place = (message.step, message.index)
         expected = self.at if self.at is not None else (message.step, 0)
         if place < expected:
-            return [CreditMessage(seq=message.seq)]  # a repeat
+            self._taken = message.seq  # a repeat: nothing that is kept came before it
+            return []
         if place > expected:
             self.error = self.error or StepMissing(expected=expected, got=place)
             return self.want_fail(message.step, str(self.error))

@@ -56,7 +56,7 @@ class RankFeedDataset(IterableDataset[TensorMicroBatch]):
         fill: Fill = "zeros",
         threads: int = 32,
         prefetch: int = 2,
-        credit: int = 4,
+        credit: int = 8,
         retry: RetryPlan | None = None,
         step_timeout_s: float = 1800.0,
         join_timeout_s: float = 120.0,

@@ -6,22 +6,21 @@ import pytest
 
 from sideband.feed.answers import Answerer
 from sideband.feed.delivery import Delivery
+from sideband.feed.frames import encode_message
 from sideband.feed.messages import (
     AbortMessage,
     ByeMessage,
     CommitMessage,
     CommittedMessage,
-    CreditMessage,
     FailMessage,
     Header,
     HelloMessage,
     PingMessage,
     PongMessage,
-    ReadMessage,
+    ProgressMessage,
     RefusedMessage,
     ResyncMessage,
     WelcomeMessage,
-    encode_message,
 )
 from sideband.feed.observer import FeedObserver
 from tests.unit.feed.delivery_builders import PLAN, facts_of
@@ -67,7 +66,7 @@ def test_with_siblings_a_rank_must_say_which_it_is() -> None:
 @pytest.mark.parametrize(
     ("header", "code"),
     [
-        (hello(protocol=2), "unsupported_protocol"),
+        (hello(protocol=1), "unsupported_protocol"),
         (hello(run_id="another"), "other_run"),
         (hello(cp_rank=5), "unknown_rank"),
         (hello(global_rank=9), "unknown_rank"),
@@ -89,8 +88,7 @@ def test_frames_that_are_no_message_are_refused() -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        CreditMessage(seq=1),
-        ReadMessage(step=1, index=0),
+        ProgressMessage(seq=1, step=1, index=0),
         PingMessage(global_rank=0),
         FailMessage(run_id="run", global_rank=0, step=1, reason="disk"),
     ],
@@ -105,15 +103,14 @@ def test_a_ping_tells_who_is_waited_for() -> None:
     assert feed.say(PingMessage(global_rank=0)) == [PongMessage(waiting_for=(1,))]
 
 
-def test_credit_and_reads_reach_the_machine_without_an_answer() -> None:
+def test_progress_reaches_the_machine_without_an_answer() -> None:
     feed = Feed()
     feed.delivery.held.accept(facts_of(1))
     feed.say(hello(0))
     feed.say(hello(1), b"c1")
     feed.delivery.next_for(feed.delivery.ranks[0])
-    assert feed.say(CreditMessage(seq=1)) == []
+    assert feed.say(ProgressMessage(seq=1, step=1, index=1)) == []
     assert feed.delivery.ranks[0].seq_taken == 1
-    assert feed.say(ReadMessage(step=1, index=1)) == []
     assert feed.delivery.ranks[0].read == (1, 1)
 
 

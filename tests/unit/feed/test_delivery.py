@@ -16,7 +16,7 @@ from sideband.feed.errors import (
     StepOutOfOrder,
     StepRefused,
 )
-from sideband.feed.facts import Abort, End, Hello, Release, Send
+from sideband.feed.facts import FIRST, Abort, End, Hello, Release, Send
 from sideband.feed.held import DIGESTS_KEPT_MAX
 from sideband.ids import RunId
 from sideband.testing.batches import NARROW_MODEL, WIDE_MODEL
@@ -91,10 +91,10 @@ def test_credit_bounds_what_is_on_the_way() -> None:
     rank = delivery.hello(b"c0", replace(HELLO, credit=2), now_s=0)
     delivery.hello(b"c1", hello_of(1), now_s=0)
     assert decisions(delivery, rank) == [Send(1, 0, 9, 1), Send(1, 1, 9, 2)]
-    delivery.took(rank, 1)
+    delivery.progress(rank, seq=1, read=FIRST)
     assert decisions(delivery, rank) == [Send(1, 2, 9, 3)]
-    delivery.took(rank, 999)  # more than was sent is what was sent
-    delivery.took(rank, 1)  # credit never shrinks
+    delivery.progress(rank, seq=999, read=FIRST)  # more than was sent is what was sent
+    delivery.progress(rank, seq=1, read=FIRST)  # credit never shrinks
     assert decisions(delivery, rank) == [Send(1, 3, 9, 4), Send(1, 4, 9, 5)]
 
 
@@ -105,9 +105,9 @@ def test_what_a_reconnecting_rank_received_does_not_count_as_read() -> None:
     first = delivery.hello(b"c0", replace(hello_of(0), resume=(1, 2)), now_s=0)
     second = delivery.hello(b"c1", replace(hello_of(1), resume=(1, 2)), now_s=0)
     assert first.next == (1, 2)
-    delivery.read(first, (1, 1))
+    delivery.progress(first, seq=0, read=(1, 1))
     assert delivery.released == (0, 0)
-    delivery.read(second, (1, 1))
+    delivery.progress(second, seq=0, read=(1, 1))
     assert delivery.released == (1, 1)
     again = delivery.hello(b"c2", replace(hello_of(1), resume=(1, 3)), now_s=1)
     assert again.read == (1, 1)  # the same process keeps what it read
@@ -118,7 +118,7 @@ def test_releases_of_a_failed_generation_do_not_count_in_the_next() -> None:
     delivery.held.accept(facts_of(1, count=3))
     ranks = joined(delivery)
     for rank in ranks:
-        delivery.read(rank, (1, 2))
+        delivery.progress(rank, seq=0, read=(1, 2))
     delivery.fail(ranks[0], 1, "disk")
     new = [
         delivery.hello(b"n%d" % rank, hello_of(rank, instance=f"new-{rank}"), now_s=1)
@@ -126,7 +126,7 @@ def test_releases_of_a_failed_generation_do_not_count_in_the_next() -> None:
     ]
     assert not any(isinstance(decision, Release) for decision in decisions(delivery, new[0]))
     for rank in new:
-        delivery.read(rank, (1, 1))
+        delivery.progress(rank, seq=0, read=(1, 1))
     assert decisions(delivery, new[0]) == [Release((1, 1))]
 
 
@@ -141,7 +141,7 @@ def test_nothing_is_sent_while_paused_but_releases_are_told() -> None:
     assert decisions(delivery, second) == [Send(1, 0, 1, 1)]
     delivery.held.is_paused = True
     for rank in (first, second):
-        delivery.read(rank, (2, 0))
+        delivery.progress(rank, seq=0, read=(2, 0))
     assert decisions(delivery, first) == [Release((2, 0))]
 
 
@@ -151,12 +151,38 @@ def test_a_micro_batch_is_released_when_all_have_read_it() -> None:
     first, second = joined(delivery)
     decisions(delivery, first)
     decisions(delivery, second)
-    delivery.read(first, (2, 0))
+    delivery.progress(first, seq=0, read=(2, 0))
     assert decisions(delivery, first) == []
     assert delivery.waiting_for() == (1,)
-    delivery.read(second, (1, 1))
+    delivery.progress(second, seq=0, read=(1, 1))
     assert decisions(delivery, first) == [Release((1, 1))]
     assert decisions(delivery, second) == [Release((1, 1))]
+
+
+def test_a_release_rides_on_a_micro_batch_where_one_is_due() -> None:
+    delivery = Delivery(PLAN)
+    delivery.held.accept(facts_of(1, count=3))
+    first = delivery.hello(b"c0", replace(hello_of(0), credit=1), now_s=0)
+    second = delivery.hello(b"c1", replace(hello_of(1), credit=1), now_s=0)
+    for rank in (first, second):
+        assert decisions(delivery, rank) == [Send(1, 0, 3, 1)]
+    delivery.progress(first, seq=0, read=(1, 1))
+    delivery.progress(second, seq=1, read=(1, 1))
+    assert decisions(delivery, first) == [Release((1, 1))]  # without credit nothing else comes
+    assert decisions(delivery, second) == [Send(1, 1, 3, 2, (1, 1))]
+
+
+def test_only_ranks_that_something_happened_to_are_looked_at() -> None:
+    delivery = Delivery(PLAN)
+    ranks = joined(delivery)
+    assert delivery.stirred() == ranks
+    assert delivery.stirred() == []
+    delivery.progress(ranks[1], seq=0, read=(1, 1))
+    assert delivery.stirred() == [ranks[1]]
+    delivery.progress(ranks[0], seq=0, read=(1, 1))  # the last one: now it is released to all
+    assert delivery.stirred() == ranks
+    delivery.stir_all()
+    assert delivery.stirred() == ranks
 
 
 def test_end_follows_the_last_step_once() -> None:
@@ -166,7 +192,7 @@ def test_end_follows_the_last_step_once() -> None:
     delivery.held.is_ended = True
     assert decisions(delivery, first) == [Send(1, 0, 1, 1), End(1)]
     assert decisions(delivery, first) == []
-    delivery.took(second, 0)
+    delivery.progress(second, seq=0, read=FIRST)
     assert End(1) in decisions(delivery, second)
     assert not delivery.is_drained
     for rank in (0, 1):
@@ -316,7 +342,7 @@ def test_a_failure_aborts_its_generation_and_the_next_goes_on() -> None:
     assert not delivery.fail(second, 1, "me too")
     assert decisions(delivery, first) == decisions(delivery, second) == [Abort(1, "broken disk")]
     assert delivery.commit(1, 1) == Abort(1, "broken disk")
-    delivery.read(second, (9, 9))
+    delivery.progress(second, seq=0, read=(9, 9))
     assert second.read == (0, 0)
     with pytest.raises(RankRefused, match="step_failed: step 1: broken disk"):
         delivery.hello(b"c2", hello_of(0), now_s=1)

@@ -53,6 +53,11 @@ class Process:
         self.untaken.append(send.seq)
         assert len(self.untaken) <= self.credit, "never more than the credit"
 
+    def release(self, place: Place) -> None:
+        assert place > self.told, "each told once per connection"
+        self.told = place
+        self.released = max(self.released, place)
+
 
 def after(place: Place, count: int) -> Place:
     step, index = place
@@ -81,6 +86,7 @@ class DeliveryHistory(RuleBasedStateMachine):
         self.joined: set[int] = set()
         self.counts: dict[int, int] = {}
         self.processes = {rank: Process(rank, rank) for rank in range(rank_count)}
+        self.named: set[int] = set()
 
     def process(self, data: st.DataObject) -> Process:
         return self.processes[data.draw(st.sampled_from(sorted(self.processes)))]
@@ -94,6 +100,7 @@ class DeliveryHistory(RuleBasedStateMachine):
         except FeedFull:
             assert len(self.delivery.held.steps) == STEPS_HELD_MAX
             return
+        self.delivery.stir_all()
         self.counts[self.next_step] = count
         self.next_step += 1
 
@@ -135,7 +142,7 @@ class DeliveryHistory(RuleBasedStateMachine):
         rank = self.delivery.rank_of(process.connection, now_s=self.now_s)
         assert rank is not None
         if after_hello:
-            self.delivery.read(rank, process.read)
+            self.delivery.progress(rank, seq=0, read=process.read)
         if process.committed is not None:
             self.delivery.commit(process.global_rank, process.committed)
 
@@ -148,8 +155,14 @@ class DeliveryHistory(RuleBasedStateMachine):
             return 0
         rank = self.delivery.rank_of(process.connection, now_s=self.now_s)
         assert rank is not None
+        self.named.update(one.global_rank for one in self.delivery.stirred())
         told = 0
-        while told < limit and (decision := self.delivery.next_for(rank)) is not None:
+        while told < limit:
+            decision = self.delivery.next_for(rank)
+            if decision is None:
+                self.named.discard(rank.global_rank)
+                break
+            assert rank.global_rank in self.named, "whoever has something coming is named"
             told += 1
             if isinstance(decision, Abort):
                 process.is_aborted = True
@@ -157,10 +170,10 @@ class DeliveryHistory(RuleBasedStateMachine):
             assert self.joined == set(self.processes), "nothing before everyone said hello"
             if isinstance(decision, Send):
                 process.receive(decision)
+                if decision.released is not None:
+                    process.release(decision.released)
             elif isinstance(decision, Release):
-                assert decision.place > process.told, "each told once per connection"
-                process.told = decision.place
-                process.released = max(process.released, decision.place)
+                process.release(decision.place)
             else:
                 assert isinstance(decision, End)
                 process.is_ended = True
@@ -173,7 +186,7 @@ class DeliveryHistory(RuleBasedStateMachine):
     def take_one(self, process: Process) -> None:
         rank = process.connection and self.delivery.rank_of(process.connection, now_s=self.now_s)
         if rank and process.untaken:
-            self.delivery.took(rank, process.untaken.pop(0))
+            self.delivery.progress(rank, seq=process.untaken.pop(0), read=process.read)
 
     @rule(data=st.data())
     def read(self, data: st.DataObject) -> None:
@@ -186,7 +199,7 @@ class DeliveryHistory(RuleBasedStateMachine):
             if process.connection is not None:
                 rank = self.delivery.rank_of(process.connection, now_s=self.now_s)
                 assert rank is not None
-                self.delivery.read(rank, process.read)
+                self.delivery.progress(rank, seq=0, read=process.read)
 
     @rule(data=st.data())
     def commit(self, data: st.DataObject) -> None:
@@ -262,6 +275,7 @@ class DeliveryHistory(RuleBasedStateMachine):
         if not hasattr(self, "delivery"):
             return
         self.delivery.held.is_ended = True
+        self.delivery.stir_all()
         for process in list(self.processes.values()):
             if process.is_aborted or (self.generation > 1 and process.connection is None):
                 self.replace(process)

@@ -12,6 +12,8 @@ import pytest
 
 from sideband.batch.chunks import cut_chunk
 from sideband.feed.codec import decode_chunk, decode_step, encode_chunk, encode_step
+from sideband.feed.errors import UnsupportedProtocol
+from sideband.feed.frames import decode_message, encode_message
 from sideband.feed.messages import (
     FROM_FEED,
     FROM_RANK,
@@ -19,7 +21,6 @@ from sideband.feed.messages import (
     ByeMessage,
     CommitMessage,
     CommittedMessage,
-    CreditMessage,
     EndMessage,
     FailMessage,
     Header,
@@ -27,13 +28,11 @@ from sideband.feed.messages import (
     MicroBatchMessage,
     PingMessage,
     PongMessage,
-    ReadMessage,
+    ProgressMessage,
     RefusedMessage,
     ReleaseMessage,
     ResyncMessage,
     WelcomeMessage,
-    decode_message,
-    encode_message,
 )
 from sideband.segments import Form
 from sideband.testing.batches import WIDE_MODEL, make_sample
@@ -56,8 +55,7 @@ MESSAGES: Final[dict[str, Header]] = {
         model=WIDE_MODEL,
     ),
     "hello-shortest": HelloMessage(instance="process-1", dp_rank=0, cp_rank=0, credit=1),
-    "credit": CreditMessage(seq=7),
-    "read": ReadMessage(step=5, index=3),
+    "progress": ProgressMessage(seq=7, step=5, index=3),
     "commit": CommitMessage(run_id="run-a", global_rank=3, step=5),
     "fail": FailMessage(run_id="run-a", global_rank=3, step=5, reason="no such file"),
     "ping": PingMessage(run_id="run-a", global_rank=3),
@@ -81,6 +79,9 @@ MESSAGES: Final[dict[str, Header]] = {
         seq=1,
         fields=("routed_experts", "sampling_mask"),
         model=WIDE_MODEL,
+    ),
+    "micro-batch-with-release": MicroBatchMessage(
+        run_id="run-a", step=5, index=1, count=2, seq=2, fields=(), released=(5, 1)
     ),
     "release": ReleaseMessage(step=5, index=1),
     "committed": CommittedMessage(step=5),
@@ -121,7 +122,7 @@ def files() -> dict[str, bytes]:
         "feed-step-v1-handle.bin": golden_step("handle"),
         "feed-step-v1-inline.bin": golden_step("inline"),
         "feed-chunk-v1.bin": golden_chunk(),
-        "feed-messages-v1.txt": golden_messages(),
+        "feed-messages-v2.txt": golden_messages(),
     }
 
 
@@ -151,11 +152,18 @@ def test_a_golden_chunk_is_read_as_it_was_meant() -> None:
 
 
 def test_every_golden_message_is_read_as_it_was_meant() -> None:
-    for line in (GOLDEN / "feed-messages-v1.txt").read_text().splitlines():
+    for line in (GOLDEN / "feed-messages-v2.txt").read_text().splitlines():
         name, *frames = line.split(" ")
         header, body = decode_message([bytes.fromhex(f) for f in frames], FROM_RANK | FROM_FEED)
         assert header == MESSAGES[name]
-        assert body == (b"chunk" if name == "micro-batch" else None)
+        assert body == (b"chunk" if name.startswith("micro-batch") else None)
+
+
+def test_messages_of_version_1_are_refused_by_name() -> None:
+    for line in (GOLDEN / "feed-messages-v1.txt").read_text().splitlines():
+        frames = [bytes.fromhex(frame) for frame in line.split(" ")[1:]]
+        with pytest.raises(UnsupportedProtocol, match="1"):
+            decode_message(frames, FROM_RANK | FROM_FEED)
 
 
 def test_every_message_has_a_golden_line() -> None:

@@ -19,8 +19,12 @@ from sideband.feed.errors import (
     RankRefused,
     StepFailed,
 )
+from sideband.feed.frames import encode_message
 from sideband.feed.link import RankLink
-from sideband.feed.messages import CommittedMessage, HelloMessage, encode_message
+from sideband.feed.messages import (
+    CommittedMessage,
+    HelloMessage,
+)
 from sideband.feed.rank import RankFeed
 from sideband.feed.session import RankSession
 from tests.unit.feed.builders import make_step
@@ -169,7 +173,7 @@ def test_a_feed_that_speaks_nonsense_is_named() -> None:
         router, address = fake_feed(context)
         rank = RankFeed(address, dp_rank=0, cp_rank=0, threads=1)
         name = router.recv_multipart()[0]
-        router.send_multipart([name, b"SB\x01\x63", b""])
+        router.send_multipart([name, b"SB\x02\x63", b""])
         with pytest.raises(MalformedFrame, match="type 99 does not exist"):
             rank.next_micro_batch()
         rank.close()

@@ -6,42 +6,48 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sideband.feed.errors import MalformedFrame, UnsupportedProtocol
+from sideband.feed.frames import decode_message, encode_message
 from sideband.feed.limits import HEADER_BYTES_MAX, REASON_CHARS_MAX
 from sideband.feed.messages import (
     FROM_FEED,
     FROM_RANK,
-    CreditMessage,
-    decode_message,
-    encode_message,
+    MicroBatchMessage,
+    ProgressMessage,
     shortened,
 )
 
+PROGRESS = {"seq": 1, "step": 1, "index": 0}
 HELLO = {"instance": "p", "dp_rank": 0, "cp_rank": 0, "credit": 1}
 
 
 def frames(kind: int, fields: object, *rest: bytes) -> list[bytes]:
-    return [b"SB\x01" + bytes((kind,)), msgspec.msgpack.encode(fields), *rest]
+    prefix, header = b"SB\x02" + bytes((kind,)), msgspec.msgpack.encode(fields)
+    return [prefix + header, *rest] if kind in {2, 35} else [prefix, header, *rest]
 
 
 CASES: list[tuple[list[bytes], str]] = [
     ([], "prefix"),
-    ([b"SB\x01"], "prefix"),
-    ([b"SB\x01\x01\x00", b""], "prefix"),
-    ([b"XX\x01\x01", b""], "prefix"),
+    ([b"SB\x02"], "prefix"),
+    ([b"SB\x02\x01\x00", b""], "prefix"),
+    ([b"XX\x02\x01", b""], "prefix"),
     (frames(0, {}), "prefix"),
+    (frames(3, {"step": 1, "index": 0}), "prefix"),
     (frames(33, {}), "prefix"),  # a feed's message from a rank
     (frames(2, {"seq": 1}, b"body"), "message"),
-    ([b"SB\x01\x02"], "message"),
-    ([b"SB\x01\x02", b"\x00" * (HEADER_BYTES_MAX + 1)], "header"),
-    ([b"SB\x01\x02", b"\xc1"], "header"),
+    ([b"SB\x02\x02", msgspec.msgpack.encode(PROGRESS)], "message"),
+    ([b"SB\x02\x07"], "message"),
+    ([b"SB\x02\x02"], "header"),
+    ([b"SB\x02\x02" + b"\x00" * (HEADER_BYTES_MAX + 1)], "header"),
+    ([b"SB\x02\x07", b"\x00" * (HEADER_BYTES_MAX + 1)], "header"),
+    ([b"SB\x02\x02\xc1"], "header"),
     (frames(2, {}), "header"),
-    (frames(2, {"seq": -1}), "header"),
-    (frames(2, {"seq": 1 << 63}), "header"),
-    (frames(2, {"seq": "1"}), "header"),
-    (frames(2, {"seq": 1, "more": 1}), "header"),
-    (frames(2, [1]), "header"),
-    (frames(3, {"step": 1 << 31, "index": 0}), "header"),
-    (frames(3, {"step": 1, "index": 5000}), "header"),
+    (frames(2, {**PROGRESS, "seq": -1}), "header"),
+    (frames(2, {**PROGRESS, "seq": 1 << 63}), "header"),
+    (frames(2, {**PROGRESS, "seq": "1"}), "header"),
+    (frames(2, {**PROGRESS, "more": 1}), "header"),
+    (frames(2, [1, 1, 1]), "header"),
+    (frames(2, {**PROGRESS, "step": 1 << 31}), "header"),
+    (frames(2, {**PROGRESS, "index": 5000}), "header"),
     (frames(4, {"run_id": "a/b", "global_rank": 0, "step": 1}), "header"),
     (frames(4, {"run_id": "a\n", "global_rank": 0, "step": 1}), "header"),
     (frames(4, {"run_id": "a", "global_rank": 1 << 16, "step": 1}), "header"),
@@ -83,8 +89,8 @@ def test_a_malformed_message_names_its_part(message: list[bytes], part: str) -> 
 
 def test_another_protocol_version_is_refused_before_the_header_is_read() -> None:
     with pytest.raises(UnsupportedProtocol) as caught:
-        decode_message([b"SB\x02\x01"], FROM_RANK)
-    assert (caught.value.version, caught.value.readable) == (2, 1)
+        decode_message([b"SB\x01\x01"], FROM_RANK)
+    assert (caught.value.version, caught.value.readable) == (1, 2)
 
 
 def test_a_micro_batch_without_or_with_too_long_a_body_is_refused(
@@ -92,11 +98,36 @@ def test_a_micro_batch_without_or_with_too_long_a_body_is_refused(
 ) -> None:
     header = {"run_id": "a", "step": 1, "index": 0, "count": 1, "seq": 1, "fields": []}
     assert decode_message(frames(35, header, b"chunk"), FROM_FEED)[1] == b"chunk"
-    with pytest.raises(MalformedFrame, match="2 frames, must have 3"):
+    with pytest.raises(MalformedFrame, match="1 frames, must have 2"):
         decode_message(frames(35, header), FROM_FEED)
-    monkeypatch.setattr("sideband.feed.messages.STEP_BODY_BYTES_MAX", 4)
+    monkeypatch.setattr("sideband.feed.frames.STEP_BODY_BYTES_MAX", 4)
     with pytest.raises(MalformedFrame, match="body frame: holds more than 4 bytes"):
         decode_message(frames(35, header, b"chunk"), FROM_FEED)
+
+
+MODEL = {"num_layers": 4, "layer_ids": [3], "top_k": 1, "id_space": 8, "vocab_size": 9}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"model": {**MODEL, "num_layers": 1}},
+        {"model": {**MODEL, "top_k": "1"}},
+        {"model": b"\xc1"},
+        {"released": [1]},
+        {"released": [1, -1]},
+        {"more": 1},
+    ],
+)
+def test_a_micro_batch_with_a_wrong_header_is_refused(wrong: dict[str, object]) -> None:
+    header = {"run_id": "a", "step": 1, "index": 0, "count": 1, "seq": 1, "fields": []}
+    good = {**header, "model": MODEL, "released": [1, 0]}
+    message, _ = decode_message(frames(35, good, b"chunk"), FROM_FEED)
+    assert isinstance(message, MicroBatchMessage)
+    assert message.model is not None
+    assert message.released == (1, 0)
+    with pytest.raises(MalformedFrame, match="header"):
+        decode_message(frames(35, {**header, **wrong}, b"chunk"), FROM_FEED)
 
 
 @given(st.lists(st.binary(max_size=60), max_size=4), st.sampled_from([FROM_RANK, FROM_FEED]))
@@ -104,15 +135,15 @@ def test_any_frames_are_a_message_or_a_named_error(
     message: list[bytes], kinds: dict[int, type]
 ) -> None:
     try:
-        decode_message([b"SB\x01\x02", *message[1:]] if message else message, kinds)
+        decode_message([b"SB\x02" + message[0][:2], *message[1:]] if message else message, kinds)
     except (MalformedFrame, UnsupportedProtocol):
         return
 
 
 @given(st.integers(0, 1 << 62))
 def test_a_message_comes_back(seq: int) -> None:
-    header, body = decode_message(encode_message(CreditMessage(seq=seq)), FROM_RANK)
-    assert (header, body) == (CreditMessage(seq=seq), None)
+    progress = ProgressMessage(seq=seq, step=3, index=1)
+    assert decode_message(encode_message(progress), FROM_RANK) == (progress, None)
 
 
 def test_a_long_reason_is_shortened_to_its_field() -> None:

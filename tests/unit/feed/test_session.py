@@ -8,7 +8,6 @@ from sideband.feed.messages import (
     ByeMessage,
     CommitMessage,
     CommittedMessage,
-    CreditMessage,
     EndMessage,
     FailMessage,
     Header,
@@ -16,7 +15,7 @@ from sideband.feed.messages import (
     MicroBatchMessage,
     PingMessage,
     PongMessage,
-    ReadMessage,
+    ProgressMessage,
     RefusedMessage,
     ReleaseMessage,
     ResyncMessage,
@@ -25,9 +24,11 @@ from sideband.feed.messages import (
 from sideband.feed.session import RankSession
 
 
-def session(*, run_id: str | None = None, committed: int | None = None) -> RankSession:
+def session(
+    *, run_id: str | None = None, committed: int | None = None, credit: int = 2
+) -> RankSession:
     hello = HelloMessage(
-        instance="p", run_id=run_id, dp_rank=0, cp_rank=0, credit=2, committed_step=committed
+        instance="p", run_id=run_id, dp_rank=0, cp_rank=0, credit=credit, committed_step=committed
     )
     return RankSession(hello=hello, peer_timeout_s=10.0)
 
@@ -74,16 +75,55 @@ def test_it_greets_until_it_is_welcomed_and_then_shows_life() -> None:
     assert rank.run_id == "run"
 
 
-def test_micro_batches_arrive_in_order_and_credit_goes_back_when_they_are_taken() -> None:
+def told(rank: RankSession, *, now_s: float = 0.5) -> list[Header]:
+    """What it says of its progress now."""
+    return [header for header in rank.due(now_s=now_s) if isinstance(header, ProgressMessage)]
+
+
+def test_micro_batches_arrive_in_order_and_what_is_read_is_said_at_once() -> None:
     rank = session()
     welcomed(rank)
     for seq, place in enumerate([(3, 0), (3, 1), (4, 0)], start=1):
         assert give(rank, batch(*place, seq)) == []
     assert rank.at == (4, 1)
-    arrived, headers = rank.take()
+    arrived = rank.take()
     assert (arrived.message.step, arrived.body) == (3, b"chunk")
-    assert headers == [CreditMessage(seq=1)]
-    assert rank.note_read((3, 1)) == [ReadMessage(step=3, index=1)]
+    rank.note_read((3, 1))
+    assert rank.has_progress
+    assert told(rank) == [ProgressMessage(seq=1, step=3, index=1)]
+    assert not rank.has_progress
+    assert told(rank) == []
+    rank.take()
+    rank.note_read((4, 0))
+    rank.take()
+    rank.note_read((4, 1))
+    assert told(rank) == [ProgressMessage(seq=3, step=4, index=1)]  # one message for both
+
+
+@pytest.mark.parametrize(("credit", "taken"), [(1, 1), (2, 1), (3, 2), (8, 4), (9, 5)])
+def test_credit_goes_back_when_half_of_it_was_taken(credit: int, taken: int) -> None:
+    rank = session(credit=credit)
+    welcomed(rank)
+    for index in range(credit):
+        give(rank, batch(3, index, index + 1, count=99))
+    for _ in range(taken - 1):
+        rank.take()
+        assert told(rank) == []
+    rank.take()
+    assert told(rank) == [ProgressMessage(seq=taken, step=0, index=0)]
+
+
+def test_what_did_not_get_out_is_said_again() -> None:
+    rank = session()
+    welcomed(rank)
+    give(rank, batch(3, 0, 1))
+    rank.take()
+    rank.note_read((3, 1))
+    progress = [ProgressMessage(seq=1, step=3, index=1)]
+    assert told(rank) == progress
+    rank.on_unsent(now_s=0.6)
+    assert told(rank) == progress
+    assert told(rank) == []
 
 
 def test_a_reconnected_rank_says_where_it_is_and_what_it_has_read() -> None:
@@ -92,23 +132,27 @@ def test_a_reconnected_rank_says_where_it_is_and_what_it_has_read() -> None:
     give(rank, batch(3, 0, 1))
     rank.note_read((3, 1))
     give(rank, ResyncMessage(), now_s=1)
-    assert rank.note_read((3, 1)) == []  # nobody would understand it now
+    rank.note_read((3, 1))
+    assert not rank.has_progress  # nobody would understand it now
     (hello,) = rank.due(now_s=1.2)
     assert isinstance(hello, HelloMessage)
     assert (hello.resume_step, hello.resume_index) == (3, 1)
-    assert welcomed(rank, now_s=1.3) == [ReadMessage(step=3, index=1)]
-    _, headers = rank.take()
-    assert headers == []  # its sequence number belongs to the earlier welcome
+    assert welcomed(rank, now_s=1.3) == []
+    assert told(rank, now_s=1.4) == [ProgressMessage(seq=0, step=3, index=1)]
+    rank.take()
+    assert told(rank, now_s=1.5) == []  # its sequence number belongs to the earlier welcome
     give(rank, batch(3, 1, 1))
-    assert rank.take()[1] == [CreditMessage(seq=1)]
+    rank.take()
+    assert told(rank, now_s=1.6) == [ProgressMessage(seq=1, step=3, index=1)]
 
 
 def test_a_repeat_is_dropped_and_a_lost_message_makes_it_join_again() -> None:
     rank = session()
     welcomed(rank)
     give(rank, batch(3, 0, 1))
-    assert give(rank, batch(3, 0, 2)) == [CreditMessage(seq=2)]
+    assert give(rank, batch(3, 0, 2)) == []
     assert len(rank.arrived) == 1
+    assert told(rank) == [ProgressMessage(seq=2, step=0, index=0)]
     give(rank, batch(3, 1, 9), now_s=2)
     assert rank.at == (3, 1)
     assert isinstance(rank.due(now_s=2.1)[0], HelloMessage)
@@ -196,6 +240,9 @@ def test_releases_ends_and_pongs_are_shown() -> None:
     give(rank, ReleaseMessage(step=3, index=1))
     give(rank, ReleaseMessage(step=3, index=0))  # never back
     assert rank.released == (3, 1)
+    give(rank, MicroBatchMessage(run_id="run", step=3, index=0, count=2, seq=1, fields=(),
+                                 released=(3, 2)))  # fmt: skip
+    assert rank.released == (3, 2)
     give(rank, PongMessage(waiting_for=(2,)))
     assert rank.waiting_for == (2,)
     give(rank, EndMessage(last_step=3))
