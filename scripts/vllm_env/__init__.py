@@ -1,0 +1,1 @@
+"""Builds environments in which a real vLLM serves a tiny random model on this CPU."""
