@@ -4,12 +4,13 @@ import gc
 
 from services.inference_proxy.app import create_app
 from services.inference_proxy.config import ProxySettings
+from services.kit.command import settings_of
 from services.kit.run import serve
 
 
 def main() -> None:
     """Run the proxy until it is told to stop."""
-    settings = ProxySettings()
+    settings = settings_of(ProxySettings, "inference_proxy")
     app = create_app(settings)
     # What a running service keeps needs no looking through at each collection, and what a request
     # makes is gone without one: a fifth of its time went there.

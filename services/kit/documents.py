@@ -4,9 +4,9 @@
 generated from, and ``docs/settings.md``. A test holds both to the code.
 """
 
+import argparse
 import importlib
 import inspect
-import sys
 from pathlib import Path
 from typing import Final
 
@@ -81,4 +81,9 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(
+        prog="python -m services.kit.documents",
+        description="Write the OpenAPI documents and the page of settings out of the code.",
+    )
+    parser.add_argument("folder", type=Path, help="where settings.md and openapi/ go: docs")
+    main(parser.parse_args().folder)

@@ -3,11 +3,12 @@
 import os
 import signal
 
+from services.kit.command import settings_of
 from services.kit.run import serve
 from services.orchestrator.app import create_app
 from services.orchestrator.config import OrchestratorSettings
 
 if __name__ == "__main__":
-    settings = OrchestratorSettings()
+    settings = settings_of(OrchestratorSettings, "orchestrator")
     # A process that can do nothing more ends, so that whoever watches it starts another.
     serve(create_app(settings, on_crash=lambda: os.kill(os.getpid(), signal.SIGTERM)), settings)
