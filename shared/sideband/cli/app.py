@@ -6,10 +6,9 @@ import typer
 from rich.console import Console
 
 from sideband.cli.doctor import doctor
+from sideband.cli.entry import EXIT_ERROR
 from sideband.cli.inspect import inspect
 from sideband.errors import SidebandError
-
-EXIT_ERROR = 2
 
 app = typer.Typer(
     no_args_is_help=True,

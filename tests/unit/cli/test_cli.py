@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sideband.cli import app as cli
+from sideband.cli import entry
 from sideband.doctor import probes, visit
 from tests.unit.payload.support import make_root, write_one
 
@@ -97,3 +98,25 @@ def test_every_command_explains_itself() -> None:
     for words in (["--help"], ["doctor", "--help"], ["inspect", "--help"]):
         done = RUNNER.invoke(cli.app, words)
         assert (done.exit_code, "Usage" in done.output) == (0, True)
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_a_library_without_the_extra_says_how_to_get_the_command(
+    missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [n for n in sys.modules if n.split(".")[0] == missing or n == "sideband.cli.app"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(SystemExit) as caught:
+        entry.main()
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == f"sideband: needs {missing}: pip install 'sideband[cli]'\n"
+
+
+def test_a_fault_of_our_own_is_not_taken_for_a_missing_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "sideband.cli.app")
+    monkeypatch.setitem(sys.modules, "sideband.cli.inspect", None)
+    with pytest.raises(ModuleNotFoundError):
+        entry.main()
