@@ -15,6 +15,7 @@ import numpy as np
 from services.inference_proxy.limits import TOKEN_ID_MAX
 from sideband.engines.forms import RoutingValue
 from sideband.errors import InvalidInput, PayloadError
+from sideband.fields import FIELDS
 from sideband.ids import RequestId, RunId
 from sideband.model import ModelShape
 from sideband.payload.paths import parse_path, version_folder
@@ -143,9 +144,8 @@ def check_segments(segments: Segments, completion_tokens: int, expected: Expecte
         _check_file(file, expected)
     tokens = expected.prompt_tokens + completion_tokens
     for segment in segments:
-        is_routing = segment.field == "routed_experts"
-        stop = tokens - 1 if is_routing and completion_tokens else tokens
-        start = 0 if is_routing else expected.prompt_tokens
+        field = FIELDS[segment.field]
+        start, stop = field.positions(prompt_tokens=expected.prompt_tokens, tokens=tokens)
         if not start <= segment.pos < segment.stop <= stop:
             rule = f"[{segment.pos}, {segment.stop}) must lie in [{start}, {stop})"
             raise MalformedAnswer(f"payload_segments.{segment.field}", rule)

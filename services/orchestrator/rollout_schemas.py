@@ -9,6 +9,7 @@ from pydantic import Field
 from services.kit.bodies import Closed, Items
 from services.orchestrator.limits import CHOICES_MAX, TURNS_MAX
 from services.orchestrator.wire import RolloutWire, TurnWire
+from sideband.fields import Field as RowField
 from sideband.ids import ID_PATTERN
 from sideband.model import ModelShape
 from sideband.segments import PayloadSegment
@@ -22,9 +23,7 @@ Int63 = Annotated[int, Field(ge=-(1 << 62), lt=1 << 62)]
 class SegmentBody(Closed):
     """Rows of one field in one payload file, as the engine's answer named them."""
 
-    field: Literal["routed_experts", "sampling_mask"] = Field(
-        description="What the rows are.", examples=["routed_experts"]
-    )
+    field: RowField = Field(description="What the rows are.", examples=["routed_experts"])
     file: str = Field(
         max_length=1024,
         description="Relative to the payload root.",

@@ -25,6 +25,7 @@ from sideband.batch.columns import Runs
 from sideband.batch.types import Turn
 from sideband.engines.inline import inline_segments
 from sideband.errors import InvalidInput, PayloadError
+from sideband.fields import FIELDS
 from sideband.ids import RequestId, RunId
 from sideband.model import ModelShape
 from sideband.payload.paths import fan_out, parse_path
@@ -168,10 +169,8 @@ def _handles(
         if problem:
             raise InvalidSegment(f"{where}: {problem}", file=segment.file)
         _check_shape(where, segment, rules.model)
-        is_routing = segment.field == "routed_experts"
-        first = 0 if is_routing else prompt_tokens
-        # The last sampled token was never an input; without sampling the prompt ran whole.
-        stop = tokens - 1 if is_routing and completion_tokens else tokens
+        field = FIELDS[segment.field]
+        first, stop = field.positions(prompt_tokens=prompt_tokens, tokens=tokens)
         if segment.pos < first or segment.stop > stop:
             raise InvalidSegment(
                 f"{where}: rows [{segment.pos}, {segment.stop}) must lie in [{first}, {stop}) of "
@@ -183,10 +182,7 @@ def _handles(
 
 def _check_shape(where: str, segment: PayloadSegment, model: ModelShape | None) -> None:
     assert model is not None, "rows without a model were refused before"
-    if segment.field == "routed_experts":
-        expected: tuple[str, tuple[int, ...]] = (model.row_dtype.name, model.row_shape)
-    else:
-        expected = ("int32", (model.vocab_size,))
+    expected = FIELDS[segment.field].kind(model)
     if (segment.dtype, segment.shape) != expected:
         raise InvalidSegment(
             f"{where}: rows are {segment.dtype} {segment.shape}, the model has {expected}."

@@ -22,11 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sideband.errors import InvalidInput
+from sideband.fields import FIELDS, INPUT_FIELDS, SAMPLED_FIELDS
+from sideband.fields import Field as Field
 from sideband.masks.rows import MaskRows
-from sideband.model import LAYERS_MAX, TOP_K_MAX, VOCAB_SIZE_MAX, RowDtype
+from sideband.model import RowDtype
 from sideband.ranges import Ranges
 
-Field = Literal["routed_experts", "sampling_mask"]
 Form = Literal["inline", "handle"]
 
 POSITION_MAX: Final = 1 << 31  # positions travel as int32
@@ -73,7 +74,7 @@ class PayloadSegment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Row i belongs to sequence position ``pos + i`` and is row ``row + i`` of the section at byte
     ``offset`` of ``file`` (relative to the payload root: mounts differ between nodes). ``shape``
     is one row's: (layers, top-k) for routing, (vocab_size,) for a kept set, whose ``dtype`` is
-    that of the decoded ids.
+    that of the decoded ids (``sideband.fields``).
     """
 
     field: Field
@@ -111,18 +112,16 @@ class PayloadSegment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self
 
     def _check_shape(self) -> None:
-        if self.field == "routed_experts":
-            if self.dtype not in {"uint8", "uint16"}:
-                raise MalformedSegment("dtype", self.dtype, "routing ids are uint8 or uint16")
-            if len(self.shape) != 2 or not (
-                1 <= self.shape[0] <= LAYERS_MAX and 1 <= self.shape[1] <= TOP_K_MAX
-            ):
-                raise MalformedSegment("shape", self.shape, "must be (layers, top_k)")
-        else:
-            if self.dtype != "int32":
-                raise MalformedSegment("dtype", self.dtype, "kept ids are int32")
-            if len(self.shape) != 1 or not 1 <= self.shape[0] <= VOCAB_SIZE_MAX:
-                raise MalformedSegment("shape", self.shape, "must be (vocab_size,)")
+        field = FIELDS[self.field]
+        if self.dtype not in field.dtypes:
+            rule = f"{field.elements} are {' or '.join(field.dtypes)}"
+            raise MalformedSegment("dtype", self.dtype, rule)
+        limits = [limit for _, limit in field.widths]
+        if len(self.shape) != len(limits) or not all(
+            1 <= width <= limit for width, limit in zip(self.shape, limits, strict=True)
+        ):
+            names = ", ".join(name for name, _ in field.widths)
+            raise MalformedSegment("shape", self.shape, f"must be ({names})")
 
     def narrowed(self, first: int, last: int) -> "PayloadSegment":
         """Rows at positions [first, last); addressed, never read, so every encoding clips alike."""
@@ -273,17 +272,22 @@ def concatenate(turns: Iterable[Sequence[S]]) -> list[S]:
 def merge_prefill_decode(
     prefill: Sequence[S], decode: Sequence[S], *, prompt_tokens: int
 ) -> list[S]:
-    """One turn's segments (both fields at once) from the two legs of a P/D pair.
+    """One turn's segments (all fields at once) from the two legs of a P/D pair.
 
-    Routing: prefill's rows, then decode's from max(``prompt_tokens``, the end of prefill's): what
-    decode says below is garbage unless it was re-prefilled, and is never used, also where prefill
-    has none. Prefill is asked for one token, so its rows end at ``prompt_tokens``; a dialect whose
-    prefill ran further is one whose decode goes on from there. Masks: decode's only, since decode
-    samples the first token itself.
+    Rows about inputs: prefill's, then decode's from max(``prompt_tokens``, the end of prefill's):
+    what decode says below is garbage unless it was re-prefilled, and is never used, also where
+    prefill has none. Prefill is asked for one token, so its rows end at ``prompt_tokens``; a
+    dialect whose prefill ran further is one whose decode goes on from there. Rows about what was
+    sampled: decode's only, since decode samples the first token itself.
     """
-    routing = by_field(prefill, "routed_experts")
-    first = max((segment.stop for segment in routing), default=0)
-    first = max(first, prompt_tokens)
-    tail = cut(by_field(decode, "routed_experts"), start=first, stop=POSITION_MAX)
-    masks = cut(by_field(decode, "sampling_mask"), start=prompt_tokens, stop=POSITION_MAX)
-    return concatenate([routing, tail]) + concatenate([masks])
+    merged: list[S] = []
+    for field in INPUT_FIELDS:
+        head = by_field(prefill, field)
+        first = max((segment.stop for segment in head), default=0)
+        first = max(first, prompt_tokens)
+        tail = cut(by_field(decode, field), start=first, stop=POSITION_MAX)
+        merged += concatenate([head, tail])
+    for field in SAMPLED_FIELDS:
+        own = cut(by_field(decode, field), start=prompt_tokens, stop=POSITION_MAX)
+        merged += concatenate([own])
+    return merged

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from sideband.batch.turns import tokens_of
 from sideband.batch.types import Turn
+from sideband.fields import FIELDS, Field
 from sideband.segments import AnySegment, by_field, concatenate, cut
 
 
@@ -69,23 +70,30 @@ def _continued(branches: Sequence[Branch], prompt_token_ids: NDArray[np.int32]) 
     return chosen if best[1] else None
 
 
-def routing_of(branch: Branch, turns: Sequence[Turn]) -> list[AnySegment]:
-    """The branch's routing rows, disjoint, ascending, at positions [0, T - 1)."""
+def rows_of(branch: Branch, turns: Sequence[Turn]) -> list[AnySegment]:
+    """The branch's rows: field by field, each disjoint and ascending."""
+    found: list[AnySegment] = []
+    for name, declared in FIELDS.items():
+        of_field = _about_inputs if declared.about == "input" else _about_sampled
+        found += of_field(branch, turns, name)
+    return found
+
+
+def _about_inputs(branch: Branch, turns: Sequence[Turn], field: Field) -> list[AnySegment]:
+    """Rows at positions [0, T - 1), of any turn that shares the tokens up to them."""
     last = len(branch.token_ids_T) - 1
     own = set(branch.turn_indices)
     usable: list[list[AnySegment]] = []
     for index, turn in enumerate(turns):
-        routing = by_field(turn.segments, "routed_experts")
-        if not routing:
+        rows = by_field(turn.segments, field)
+        if not rows:
             continue
         tokens = tokens_of(turn)
         shared = len(tokens) if index in own else shared_prefix(tokens, branch.token_ids_T)
-        usable.append(cut(routing, start=0, stop=min(shared, last)))
+        usable.append(cut(rows, start=0, stop=min(shared, last)))
     return concatenate(usable)
 
 
-def masks_of(branch: Branch, turns: Sequence[Turn]) -> list[AnySegment]:
-    """The kept sets of the branch's own sampled tokens; what a parent sampled trains there."""
-    return concatenate(
-        [by_field(turns[index].segments, "sampling_mask") for index in branch.turn_indices]
-    )
+def _about_sampled(branch: Branch, turns: Sequence[Turn], field: Field) -> list[AnySegment]:
+    """Rows of the branch's own sampled tokens; what a parent sampled trains there."""
+    return concatenate([by_field(turns[index].segments, field) for index in branch.turn_indices])

@@ -3,7 +3,7 @@
 Contiguous: R equal parts of the row. Zigzag: each padded sequence in 2R equal parts, of which rank
 r takes parts r and 2R-1-r, sequence after sequence, as Megatron and Transformer Engine do. Every
 token travels to exactly one rank, plus the one token after each piece where the sequence goes on:
-labels and masks of the piece's last row are about that token.
+labels and masks of the piece's last row are about that token (all that is about what was sampled).
 
 Legend: L tokens of the packed row, E tokens of a chunk with its edge tokens.
 
@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from sideband.batch.columns import Runs
 from sideband.batch.types import Chunk, Layout, MicroBatch, Piece, SequenceSpan
 from sideband.errors import InvalidInput
-from sideband.segments import AnySegment, Field, by_field, clip
+from sideband.fields import FIELDS
+from sideband.segments import AnySegment, by_field, clip
 
 Window = tuple[int, int]  # positions [start, stop)
 Value = TypeVar("Value", np.bool_, np.float32, np.int32)
@@ -179,7 +180,7 @@ def _runs_in(column: Runs, windows: Sequence[Window]) -> Runs:
 def _segments_of(
     segments: Sequence[AnySegment], parts_R: Sequence[Sequence[Piece]]
 ) -> list[list[AnySegment]]:
-    """Each rank's segments: routing by position, then masks by position."""
+    """Each rank's segments: field by field, each by position."""
     owned = sorted(
         ((piece, rank) for rank, parts in enumerate(parts_R) for piece in parts),
         key=lambda one: one[0].start,
@@ -187,12 +188,9 @@ def _segments_of(
     rows = [(piece.start, piece.stop) for piece, _ in owned]
     with_edges = [(piece.start, piece.stop + piece.has_edge) for piece, _ in owned]
     found: list[list[AnySegment]] = [[] for _ in parts_R]
-    wanted: list[tuple[Field, list[Window]]] = [
-        ("routed_experts", rows),
-        ("sampling_mask", with_edges),
-    ]
-    for field, windows in wanted:
-        for index, segment in cut_to_windows(by_field(segments, field), windows):
+    for field in FIELDS.values():
+        windows = rows if field.about == "input" else with_edges
+        for index, segment in cut_to_windows(by_field(segments, field.name), windows):
             found[owned[index][1]].append(segment)
     return found
 

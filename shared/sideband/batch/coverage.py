@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from sideband.batch.types import Sample
+from sideband.fields import FIELDS
 from sideband.segments import by_field, holes
 
 
@@ -30,8 +31,8 @@ class RoutingOutcome:
 def check_routing(sample: Sample, *, keep_rest: bool) -> tuple[Sample, RoutingOutcome]:
     """The sample as it may train, and what was found. Check before truncating.
 
-    A hole anywhere in [0, T - 1) of the whole sample drops all its routing rows; masks stay. With
-    ``keep_rest`` the rows stay too, and the trainer sees each hole by its ``routing_valid``.
+    A hole anywhere in [0, T - 1) of the whole sample drops all its rows about inputs; the others
+    stay. With ``keep_rest`` they stay too, and the trainer sees each hole by ``routing_valid``.
     """
     needed = len(sample) - 1
     routing = by_field(sample.segments, "routed_experts")
@@ -44,5 +45,5 @@ def check_routing(sample: Sample, *, keep_rest: bool) -> tuple[Sample, RoutingOu
     )
     if not outcome.is_dropped:
         return sample, outcome
-    rest = tuple(by_field(sample.segments, "sampling_mask"))
+    rest = tuple(each for each in sample.segments if FIELDS[each.field].about != "input")
     return replace(sample, segments=rest, form=sample.form if rest else None), outcome

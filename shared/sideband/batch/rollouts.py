@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from sideband.batch.branches import build_branches, masks_of, routing_of
+from sideband.batch.branches import build_branches, rows_of
 from sideband.batch.columns import Runs
 from sideband.batch.coverage import RoutingOutcome as RoutingOutcome
 from sideband.batch.coverage import check_routing as check_routing
@@ -82,7 +82,7 @@ def samples_of(
         own = [turns[index] for index in branch.turn_indices]
         if not any(turn.sampled_C.any() for turn in own):
             continue
-        segments = (*routing_of(branch, turns), *masks_of(branch, turns))
+        segments = tuple(rows_of(branch, turns))
         samples.append(
             Sample(
                 sample_id=sample_id_of(rollout_id, number),

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from sideband.batch.chunks import Window, cut_to_windows, positions_of
 from sideband.batch.columns import Column, Runs
 from sideband.batch.types import Align, Chunk
-from sideband.segments import AnySegment, Field, by_field
+from sideband.fields import Field
+from sideband.segments import AnySegment, by_field
 
 # What a row carries where no token was sampled: harmless under any loss that forgets the mask.
 IGNORED_LABEL: Final = -100  # torch's cross entropy skips it
@@ -116,18 +117,19 @@ def _rows_in_E(chunk: Chunk) -> NDArray[np.int64]:
     return np.arange(counts.sum()) + np.repeat(edges_before, counts)
 
 
-def routing_rows_of(chunk: Chunk) -> list[PlacedRows]:
-    """Which rows of the chunk each routing segment fills; ascending, disjoint, gaps left out."""
+def input_rows_of(chunk: Chunk, field: Field) -> list[PlacedRows]:
+    """Which rows of the chunk each segment of a field about inputs fills; ascending, disjoint,
+    gaps left out."""
     windows = [(piece.start, piece.stop) for piece in chunk.pieces]
     counts = [stop - start for start, stop in windows]
     row_starts = np.cumsum([0, *counts])[:-1].tolist()
-    return _placed(chunk, "routed_experts", windows, row_starts)
+    return _placed(chunk, field, windows, row_starts)
 
 
-def mask_rows_of(chunk: Chunk, align: Align) -> list[PlacedRows]:
-    """Which rows of the chunk each mask segment fills.
+def sampled_rows_of(chunk: Chunk, field: Field, align: Align) -> list[PlacedRows]:
+    """Which rows of the chunk each segment of a field about sampled tokens fills.
 
-    Under "next" the kept set of position p goes to the row of p - 1: rows [a + 1, b + 1) of a
+    Under "next" what is about position p goes to the row of p - 1: rows [a + 1, b + 1) of a
     piece are used, and none that another sequence's row would need. Segments come back cut to
     what is used, so that nothing else is read.
     """
@@ -135,7 +137,7 @@ def mask_rows_of(chunk: Chunk, align: Align) -> list[PlacedRows]:
     for positions, row in _described(chunk, 1 if align == "next" else 0):
         windows.append(positions)
         row_starts.append(row)
-    return _placed(chunk, "sampling_mask", windows, row_starts)
+    return _placed(chunk, field, windows, row_starts)
 
 
 def _described(chunk: Chunk, step: int) -> Iterator[tuple[Window, int]]:

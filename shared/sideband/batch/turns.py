@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from sideband.batch.types import Turn
 from sideband.errors import InvalidInput
+from sideband.fields import FIELDS, Field
 from sideband.model import ModelShape
-from sideband.segments import AnySegment, Field, Form, PayloadSegment
+from sideband.segments import AnySegment, Form, PayloadSegment
 
 # (form, field, dtype, row shape): equal within a sample and within a micro batch
 Kind = tuple[Form, Field, str, tuple[int, ...]]
@@ -41,7 +42,7 @@ class RolloutLimits:
 
 
 def kind_of(segment: AnySegment) -> Kind:
-    """What rows of a field must share to lie side by side; an inline mask knows no vocabulary."""
+    """What rows of a field must share to lie side by side; inline ragged rows know no bound."""
     if isinstance(segment, PayloadSegment):
         return ("handle", segment.field, segment.dtype, segment.shape)
     if isinstance(segment.data, np.ndarray):
@@ -125,11 +126,8 @@ def _check_place(name: str, segment: AnySegment, turn: Turn) -> None:
     """Rows of tokens that the turn has: a row count of another sequence is refused (P1, P10)."""
     prompt_tokens = len(turn.prompt_token_ids_P)
     tokens = prompt_tokens + len(turn.completion_token_ids_C)
-    if segment.field == "routed_experts":
-        # The last sampled token was never an input; without sampling all prompt tokens were.
-        start, stop = 0, tokens - 1 if tokens > prompt_tokens else tokens
-    else:
-        start, stop = prompt_tokens, tokens
+    field = FIELDS[segment.field]
+    start, stop = field.positions(prompt_tokens=prompt_tokens, tokens=tokens)
     if segment.rows < 1 or segment.pos < start or segment.stop > stop:
         raise InvalidInput(
             name,
@@ -142,9 +140,9 @@ def _check_kinds(kinds: set[Kind], model: ModelShape | None) -> None:
     for form, field, dtype, shape in kinds:
         if model is None:
             expected = next(kind[2:] for kind in sorted(kinds) if kind[1] == field)
-        elif field == "routed_experts":
-            expected = (model.row_dtype.name, model.row_shape)
         else:
-            expected = ("int32", (model.vocab_size,) if form == "handle" else ())
+            expected = FIELDS[field].kind(model)
+            if form == "inline" and FIELDS[field].is_ragged:
+                expected = (expected[0], ())
         if (dtype, shape) != expected:
             raise InvalidInput(field, (dtype, shape), f"must be {expected}, as the model says")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sideband.batch.rows import PlacedRows, RankRows, mask_rows_of, rank_rows, routing_rows_of
+from sideband.batch.rows import PlacedRows, RankRows, input_rows_of, rank_rows, sampled_rows_of
 from sideband.batch.types import Align, Chunk
 from sideband.feed.codec import decode_chunk
 from sideband.feed.errors import MalformedStep, ModelMismatch, NoPayloadRoot
@@ -80,7 +80,7 @@ class Assembler:
     ) -> tuple[RowArray | None, NDArray[np.bool_], LayerChoice | None, MaskRows]:
         count, model = len(rows.positions_N), message.model
         valid_N = np.zeros(count, np.bool_)
-        masks = mask_rows_of(chunk, self._view.align)
+        masks = sampled_rows_of(chunk, "sampling_mask", self._view.align)
         if model is None or not message.fields:
             return None, valid_N, None, MaskRows.empty(count)
         placed: list[PlacedRows] = []
@@ -90,7 +90,7 @@ class Assembler:
                 model, layers=self._view.layers, all_layers=self._view.all_layers
             )
             out_NLK = np.zeros((count, len(choice.layer_ids), model.top_k), model.row_dtype)
-            placed = routing_rows_of(chunk)
+            placed = input_rows_of(chunk, "routed_experts")
             for part in placed:
                 valid_N[part.start : part.stop] = True
         # a row's kept set is about its label, whatever the alignment

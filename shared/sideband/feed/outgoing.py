@@ -6,15 +6,12 @@ by micro batch. Tensor and pipeline siblings share one body.
 
 import hashlib
 from dataclasses import dataclass
-from typing import Final
 
 from sideband.batch.types import MicroBatch
 from sideband.feed.codec import OpenStep, encode_chunks, open_step
 from sideband.feed.facts import Send, StepFacts
 from sideband.feed.messages import MicroBatchMessage
-from sideband.segments import Field
-
-FIELDS: Final[tuple[Field, ...]] = ("routed_experts", "sampling_mask")
+from sideband.fields import FIELDS, Field
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from sideband.batch.rows import PlacedRows
 from sideband.feed.errors import FeedClosed, RankReadFailed
 from sideband.feed.layers import LayerChoice, RowArray, place_rows
 from sideband.feed.pool import Job, ReadPool
+from sideband.fields import FIELDS
 from sideband.masks.rows import MaskRows
 from sideband.payload.errors import PayloadError
 from sideband.segments import PayloadSegment
@@ -126,7 +127,7 @@ class HandleReads:
         batch_bytes = 0
         for part in parts:
             size = part[0].rows * int(np.prod(part[0].shape)) * np.dtype(part[0].dtype).itemsize
-            if part[0].field == "sampling_mask":
+            if FIELDS[part[0].field].is_ragged:  # the shape only bounds its rows
                 size = part[0].rows * (JOB_BYTES // MASK_ROWS_PER_JOB)
             if batch and batch_bytes + size > JOB_BYTES:
                 jobs.append(self._job(batch))

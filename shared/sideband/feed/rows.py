@@ -38,6 +38,7 @@ from sideband.feed.rows_segments import (
     encode_inline,
 )
 from sideband.feed.spans import SpansWire, decode_pieces, decode_spans, encode_pieces, encode_spans
+from sideband.fields import FIELDS
 from sideband.model import ModelShape
 from sideband.segments import AnySegment, Form, InlineSegment, PayloadSegment
 
@@ -228,9 +229,9 @@ def _check_segments(
     pieces: tuple[Piece, ...] | None,
 ) -> None:
     real = [(span.start, span.start + span.length) for span in spans]
-    for field in ("routed_experts", "sampling_mask"):
-        check_places(element, segments, field, real)
+    for field in FIELDS.values():
+        check_places(element, segments, field.name, real)
         if pieces is not None:
-            edge = field == "sampling_mask"  # a mask row is wanted for the token after the chunk
+            edge = field.about == "sampled"  # rows of the token after the chunk are wanted too
             parts = [(p.start, p.stop + (edge and p.has_edge)) for p in pieces]
-            check_places(element, segments, field, parts)
+            check_places(element, segments, field.name, parts)

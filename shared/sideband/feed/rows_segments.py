@@ -15,9 +15,10 @@ from sideband.errors import InvalidInput
 from sideband.feed.columns import I32, U8, U32, from_bytes, int32, to_bytes, uint32
 from sideband.feed.errors import MalformedStep
 from sideband.feed.limits import ROW_TOKENS_MAX
+from sideband.fields import FIELDS, Field
 from sideband.masks.rows import MaskRows
 from sideband.model import ModelShape, RowDtype
-from sideband.segments import AnySegment, Field, InlineSegment, PayloadSegment
+from sideband.segments import AnySegment, InlineSegment, PayloadSegment
 
 HANDLE = np.dtype(
     [
@@ -123,7 +124,7 @@ def decode_inline(element: str, wire: InlineWire, model: ModelShape) -> InlineSe
     if not 0 <= wire.pos < ROW_TOKENS_MAX:
         raise MalformedStep(f"{element}.pos", f"must lie in [0, {ROW_TOKENS_MAX})")
     check_kind(element, KindWire(wire.field, wire.dtype, wire.shape), model)
-    if wire.field == "sampling_mask":
+    if FIELDS[wire.field].is_ragged:
         masks = _decode_masks(element, wire, vocab_size=model.vocab_size)
         return InlineSegment(field=wire.field, pos=wire.pos, data=masks)
     return InlineSegment(field=wire.field, pos=wire.pos, data=_decode_rows(element, wire, model))
@@ -163,10 +164,7 @@ def _decode_rows(
 
 def check_kind(element: str, kind: KindWire, model: ModelShape) -> None:
     """A kind of row must be the model's own. Raises MalformedStep."""
-    if kind.field == "routed_experts":
-        expected = KindWire(kind.field, model.row_dtype.name, model.row_shape)  # type: ignore[arg-type]  # "uint8" or "uint16"
-    else:
-        expected = KindWire(kind.field, "int32", (model.vocab_size,))
+    expected = KindWire(kind.field, *FIELDS[kind.field].kind(model))
     if kind != expected:
         rule = f"{kind.field} rows are {kind.dtype} {list(kind.shape)}, the model has "
         raise MalformedStep(element, rule + f"{expected.dtype} {list(expected.shape)}")

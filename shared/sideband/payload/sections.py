@@ -1,11 +1,12 @@
 """What a header's sections and block index must satisfy together, before any row is read."""
 
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sideband.errors import InvalidInput
+from sideband.fields import FIELDS, Field
 from sideband.masks.csr_bits import START_BYTES
 from sideband.model import ModelShape
 from sideband.payload.encodings import CSR_BITS, RAW
@@ -47,13 +48,10 @@ def _check_runs(section: Section, file: str) -> None:
 def _check_columns(section: Section, model: ModelShape, file: str) -> None:
     expected: tuple[object, ...]
     found = (section.dtype, section.shape, section.layer_ids)
-    if section.field == "routed_experts":
-        dtype = "uint8" if model.row_dtype == np.uint8 else "uint16"
-        expected = (dtype, model.row_shape, model.layer_ids)
-    elif section.field == "sampling_mask":
-        expected = ("int32", (model.vocab_size,), ())
-    else:
-        return  # a field of a later writer: no segment that this reader knows can name it
+    field = FIELDS.get(cast("Field", section.field))
+    if field is None:
+        return  # of a later writer: no segment that this reader knows can name it
+    expected = (*field.kind(model), model.layer_ids if field.has_layers else ())
     if found != expected:
         raise HeaderCorrupt(file, f"{section.field} is {found}, its model says {expected}")
 

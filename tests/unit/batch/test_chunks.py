@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sideband.batch.chunks import cut_chunk, pieces, positions_of
 from sideband.batch.packing import PackingPlan, build_micro_batch, pack
-from sideband.batch.rows import PlacedRows, mask_rows_of, rank_rows, routing_rows_of
+from sideband.batch.rows import PlacedRows, input_rows_of, rank_rows, sampled_rows_of
 from sideband.batch.types import Align, Chunk, Layout, MicroBatch, Piece, Sample, SequenceSpan
 from sideband.errors import InvalidInput
 from sideband.testing.batch_strategies import LAYOUTS, plans, sample_lists
@@ -73,7 +73,7 @@ def assert_rows_equal_hand_cut(
     assert rows.position_ids_N.tolist() == offsets
     masks = rows_by_position(micro_batch.segments, "sampling_mask")
     expected_masks = {i: masks[at] for i, at in enumerate(described) if at in masks}
-    assert placed_rows(mask_rows_of(chunk, align)) == expected_masks
+    assert placed_rows(sampled_rows_of(chunk, "sampling_mask", align)) == expected_masks
 
 
 @given(sample_lists(max_size=8), plans(), st.sampled_from(ALIGNS))
@@ -89,7 +89,7 @@ def test_a_chunk_equals_the_whole_micro_batch_cut_by_hand(
             assert len(taken) == len(micro_batch) // plan.cp_size
             assert_rows_equal_hand_cut(micro_batch, chunk, taken, align)
             expected = {i: routing[at] for i, at in enumerate(taken) if at in routing}
-            assert placed_rows(routing_rows_of(chunk)) == expected
+            assert placed_rows(input_rows_of(chunk, "routed_experts")) == expected
             seen += taken
         assert sorted(seen) == list(range(len(micro_batch)))
 
@@ -171,10 +171,10 @@ def test_labels_and_masks_cross_a_chunks_edge_with_the_one_token_that_follows() 
 
 def test_under_next_the_mask_rows_read_are_those_after_the_chunks_start_up_to_its_edge() -> None:
     chunk = cut_chunk(one_sample(8, 2, "contiguous"), cp_rank=1, cp_size=2, layout="contiguous")
-    (placed,) = mask_rows_of(chunk, "next")
+    (placed,) = sampled_rows_of(chunk, "sampling_mask", "next")
     assert (placed.start, placed.stop) == (0, 3)
     assert (placed.segment.pos, placed.segment.stop) == (5, 8)
-    (as_is,) = mask_rows_of(chunk, "token")
+    (as_is,) = sampled_rows_of(chunk, "sampling_mask", "token")
     assert (as_is.start, as_is.segment.pos, as_is.segment.stop) == (0, 4, 8)
 
 
@@ -185,7 +185,7 @@ def test_no_kept_set_leaks_into_the_last_row_of_the_sequence_before() -> None:
     chunk = cut_chunk(
         build_micro_batch([first, second], plan), cp_rank=0, cp_size=1, layout="contiguous"
     )
-    rows = placed_rows(mask_rows_of(chunk, "next"))
+    rows = placed_rows(sampled_rows_of(chunk, "sampling_mask", "next"))
     assert sorted(rows) == [0, 1, 2, 4, 5, 6]
     assert not rank_rows(chunk, "next").loss_mask_N[3]
 
@@ -203,7 +203,9 @@ def test_pads_and_dummies_train_nothing_and_have_no_rows() -> None:
             pads = rows.positions_N >= micro_batch.spans[0].length
             assert (rows.labels_N[pads] == -100).all()
             assert not rows.loss_mask_N[pads].any()
-            filled = [n for p in routing_rows_of(chunk) for n in range(p.start, p.stop)]
+            filled = [
+                n for p in input_rows_of(chunk, "routed_experts") for n in range(p.start, p.stop)
+            ]
             assert not pads[filled].any()
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from sideband.batch.chunks import cut_chunk
 from sideband.batch.packing import PackingPlan, pack
 from sideband.batch.rollouts import check_routing, samples_of, truncate
-from sideband.batch.rows import PlacedRows, mask_rows_of, rank_rows, routing_rows_of
+from sideband.batch.rows import PlacedRows, input_rows_of, rank_rows, sampled_rows_of
 from sideband.batch.types import Align, Chunk, Sample, Turn
 from sideband.ids import RolloutId
 from sideband.testing.batch_strategies import plans
@@ -36,7 +36,10 @@ def by_row(placed: list[PlacedRows]) -> dict[int, Row]:
 def arrivals(chunk: Chunk, align: Align) -> dict[tuple[str, int], tuple[object, ...]]:
     """What arrived for token t of a sample, but for its pads."""
     rows = rank_rows(chunk, align)
-    routing, masks = by_row(routing_rows_of(chunk)), by_row(mask_rows_of(chunk, align))
+    routing, masks = (
+        by_row(input_rows_of(chunk, "routed_experts")),
+        by_row(sampled_rows_of(chunk, "sampling_mask", align)),
+    )
     arrived: dict[tuple[str, int], tuple[object, ...]] = {}
     for n, position in enumerate(rows.positions_N.tolist()):
         span = next(s for s in chunk.spans if s.start <= position < s.stop)
