@@ -112,16 +112,23 @@ class Files:
         files = [(stored.file, stored.size_bytes) for stored in self.root.files(policy_version)]
         return plan_version(policy_version, files, is_held)
 
-    async def sweep_version(self, plan: VersionPlan) -> None:
-        """Delete what the plan says."""
-        if plan.is_whole:
-            freed_bytes = await self.call(self.root.remove_version, plan.policy_version)
-            self._metrics.deleted_bytes_total.labels("sweep").inc(freed_bytes)
-        else:
-            for file in plan.files:
-                await self.call(self.root.delete, file)
-            self._metrics.deleted_bytes_total.labels("sweep").inc(plan.size_bytes)
+    async def sweep_version(self, plan: VersionPlan) -> bool:
+        """Delete what the plan says; False when that failed, which the next sweep tries again.
+
+        A version that cannot be deleted must not keep the later ones.
+        """
+        try:
+            if plan.is_whole:
+                freed_bytes = await self.call(self.root.remove_version, plan.policy_version)
+            else:
+                freed_bytes = sum([await self.call(self.root.delete, f) for f in plan.files])
+        except PayloadError as exc:
+            self._metrics.delete_failures_total.inc()
+            log.warning("version_not_swept", policy_version=plan.policy_version, error=str(exc))
+            return False
+        self._metrics.deleted_bytes_total.labels("sweep").inc(freed_bytes)
         self._metrics.files_deleted_total.labels("sweep").inc(len(plan.files))
+        return True
 
     async def check(self, segments: Sequence[PayloadSegment], *, wait_s: float) -> None:
         """Compare segments with the headers of their files.

@@ -262,7 +262,7 @@ class Orchestrator:
         return self.book.run
 
     async def sweep(self, *, dry_run: bool) -> list[VersionPlan]:
-        """Retention rule 3, now. Raises NoPayloadRoot."""
+        """Retention rule 3, now: what was deleted, or would be. Raises NoPayloadRoot."""
         if self.files is None:
             raise NoPayloadRoot("The run has no payload root.")
         versions = await self.files.call(self.files.root.versions)
@@ -271,17 +271,18 @@ class Orchestrator:
             plan = await self.files.call(
                 self.files.list_version, version, self.book.retention.is_held
             )
-            plans.append(plan)
             # While files were listed nothing new can have come to refer to them: a version is
             # this old only when no lease for it is open, and none is given any more.
             if not dry_run and version < self.sweep_rules().keep_from:
                 await self.settled()  # what let go of these files must not be forgotten again
-                await self.files.sweep_version(plan)
+                if not await self.files.sweep_version(plan):
+                    continue
                 if plan.is_whole:
                     with self.decision() as change:
                         self.book.retention.forget(version)
                         change.versions_forgotten.append(version)
                     await self.commit(change)
+            plans.append(plan)
         return plans
 
     def sweep_rules(self) -> SweepRules:

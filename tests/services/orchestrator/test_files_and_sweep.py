@@ -127,6 +127,33 @@ async def test_the_sweep_runs_by_itself_and_finds_staging_leftovers(tmp_path: Pa
         await bench.until_metric('orchestrator_files_deleted_total{cause="sweep"}', 1)
 
 
+async def test_a_version_that_cannot_be_deleted_does_not_keep_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = PayloadRoot.remove_version
+
+    def refuse_the_first(root: PayloadRoot, version: int) -> int:
+        if version == 0:
+            raise WriteFailed("v0", OSError(13, "Permission denied"))
+        return remove(root, version)
+
+    async with orchestrator(tmp_path, max_off_policy_steps=0) as bench:
+        orphans = [
+            files_of(await bench.write("orphan", [1, 2], [3], policy_version=version))
+            for version in range(3)
+        ]
+        await advance(bench, 3)
+        with monkeypatch.context() as patch:
+            patch.setattr(PayloadRoot, "remove_version", refuse_the_first)
+            swept = await sweep(bench, dry_run=False)
+        assert [version["policy_version"] for version in swept["versions"]] == [1, 2]
+        assert bench.on_disk() == orphans[0]
+        await bench.until_metric("orchestrator_delete_failures_total", 1)
+        swept = await sweep(bench, dry_run=False)
+        assert [version["policy_version"] for version in swept["versions"]] == [0]
+        assert bench.on_disk() == set()
+
+
 async def test_a_deletion_that_fails_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
