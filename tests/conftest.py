@@ -18,3 +18,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fault-seeds", type=int, default=3, help="seeds of each seeded fault test (default 3)"
     )
+    parser.addoption(
+        "--fuzz-examples", type=int, default=15, help="requests per operation (default 15)"
+    )

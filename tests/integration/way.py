@@ -34,6 +34,8 @@ class Way:
     endpoint: str
     root: Path | None
     cp_size: int
+    orchestrator_app: FastAPI
+    feed_app: FastAPI
 
     async def train(self) -> list[list[RankMicroBatch]]:
         """Every rank to the end of the run; its micro batches, by CP rank."""
@@ -98,7 +100,7 @@ async def running_way(
             while (await http.get("/readyz")).status_code != 200:  # noqa: ASYNC110 - polled
                 await asyncio.sleep(0.02)
         endpoint: str = feed_app.state.server.bound_endpoint
-        yield Way(proxy, http, feed_http, endpoint, root, cp_size)
+        yield Way(proxy, http, feed_http, endpoint, root, cp_size, app, feed_app)
 
 
 def _client(app: FastAPI) -> httpx.AsyncClient:

@@ -87,7 +87,7 @@ def session_of(value: str | None) -> SessionId | None:
         200: {
             "model": GenerateAnswer,
             "description": "The answer, or its events when `stream` is set.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "content": {"text/event-stream": {}},
         },
     },
 )

@@ -31,7 +31,7 @@ _OPTIONS: Mapping[str, Any] = {
             "description": "The engine's answer, whole or streamed.",
             "content": {
                 "application/json": {"schema": {"type": "object"}},
-                "text/event-stream": {"schema": {"type": "string"}},
+                "text/event-stream": {},
             },
         },
     },

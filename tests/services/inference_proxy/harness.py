@@ -75,11 +75,16 @@ class Running:
 
 
 def served_proxy(proxy: "Running") -> AbstractAsyncContextManager[str]:
-    """The running proxy behind a real server; its lifespan was entered already."""
+    """The running proxy behind a real server."""
+    return served_started(proxy.app)
+
+
+def served_started(app: ASGIApp) -> AbstractAsyncContextManager[str]:
+    """An application behind a real server; its lifespan was entered already."""
     bare = FastAPI()
 
     async def forward(scope: Scope, receive: Receive, send: Send) -> None:
-        await (bare if scope["type"] == "lifespan" else proxy.app)(scope, receive, send)
+        await (bare if scope["type"] == "lifespan" else app)(scope, receive, send)
 
     return served(forward)
 

@@ -104,6 +104,16 @@ async def test_a_body_over_the_limit_is_refused_declared_or_not() -> None:
     assert fits.status_code == 200
 
 
+async def test_a_body_that_is_not_utf8_is_named() -> None:
+    async with client(stub_app(StubSettings())) as http:
+        headers = {"content-type": "application/json"}
+        answer = await http.post(
+            "/v1/items", content=b'{"size_bytes": "\xca\xa8\x80"}', headers=headers
+        )
+    body = assert_problem(answer, 422, "invalid_request")
+    assert body["faults"] == [{"field": "body", "rule": "must be JSON in UTF-8", "value": None}]
+
+
 async def test_tokens_guard_the_data_and_not_the_health() -> None:
     settings = StubSettings(admin_tokens=(SecretStr(TOKEN), SecretStr("another-token-of-tests")))
     async with client(stub_app(settings)) as http:
