@@ -1,6 +1,7 @@
 """Builds the proxy: the one place that makes clients, threads, tasks and state."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext
@@ -19,12 +20,14 @@ from services.inference_proxy.budget import ByteBudget
 from services.inference_proxy.calls import EngineCalls
 from services.inference_proxy.config import ProxySettings
 from services.inference_proxy.dialects.load import CannotPair, load_dialect
-from services.inference_proxy.endpoints import admin, generate, openai
+from services.inference_proxy.endpoints import admin, generate, openai, turns
 from services.inference_proxy.endpoints.parts import Parts
 from services.inference_proxy.endpoints.plain import PlainRequests
 from services.inference_proxy.engines import Engine, EngineBook
 from services.inference_proxy.health import Health, HealthLimits
 from services.inference_proxy.janitor import Janitor
+from services.inference_proxy.keeping import Keeper
+from services.inference_proxy.kept import KeptTurns
 from services.inference_proxy.metrics import Metrics
 from services.inference_proxy.openai import OpenAIService
 from services.inference_proxy.payloads import RootHandle
@@ -82,7 +85,7 @@ def create_app(settings: ProxySettings, *, wire: Wire | None = None) -> ProblemA
         settings=settings,
         lifespan=lifespan,
         admin_routers=[admin.router],
-        data_routers=[generate.router, openai.router],
+        data_routers=[generate.router, openai.router, turns.router],
         ready=ready,
         registry=registry,
         large_paths=[generate.PATH, *openai.PATHS],
@@ -134,11 +137,8 @@ def build_parts(
     calls = EngineCalls(upstream, book, token=engine_token, metrics=metrics)
     janitor = Janitor(root, grace_s=settings.delete_grace_s, metrics=metrics, executor=executor)
     retries = RetryLimits(attempts_max=settings.attempts_max, wait_s_max=settings.retry_wait_s_max)
-    spill = None
-    if model is not None:
-        budget = ByteBudget(settings.spill_bytes_max)
-        metrics.spill.held_bytes.set_function(lambda: budget.held_bytes)
-        spill = Spill(root, model, executor=writers, budget=budget, metrics=metrics)
+    spill = None if model is None else _spill(settings, root, model, writers, metrics)
+    keeper = _keeper(settings, metrics)
     attempts = Attempts(calls, janitor, spill, is_pair=book.is_pair)
     return Parts(
         settings=settings,
@@ -165,12 +165,37 @@ def build_parts(
             timeout_s=settings.push_timeout_s,
             metrics=metrics,
         ),
+        keeper=keeper,
         generate=GenerateService(
-            attempts, book, sessions, root, gate, spill, retries=retries, metrics=metrics
+            attempts, book, sessions, root, gate, spill, keeper, retries=retries, metrics=metrics
         ),
         openai=OpenAIService(calls, book, gate, retries=retries),
         metrics=metrics,
     )
+
+
+def _spill(
+    settings: ProxySettings,
+    root: RootHandle,
+    model: ModelShape,
+    writers: ThreadPoolExecutor,
+    metrics: Metrics,
+) -> Spill:
+    budget = ByteBudget(settings.spill_bytes_max)
+    metrics.spill.held_bytes.set_function(lambda: budget.held_bytes)
+    return Spill(root, model, executor=writers, budget=budget, metrics=metrics)
+
+
+def _keeper(settings: ProxySettings, metrics: Metrics) -> Keeper:
+    kept = KeptTurns(
+        turns_max=settings.kept_turns_max,
+        bytes_max=settings.kept_bytes_max,
+        age_s_max=settings.kept_age_s_max,
+        clock_s=time.monotonic,
+    )
+    metrics.kept.turns.set_function(lambda: len(kept))
+    metrics.kept.bytes.set_function(lambda: kept.size_bytes)
+    return Keeper(kept, run_id=settings.run_id, clock_s=time.monotonic)
 
 
 def load_model(path: Path | None) -> ModelShape | None:
@@ -212,6 +237,7 @@ async def run_tasks(parts: Parts) -> None:
         group.create_task(parts.probes.run())
         group.create_task(parts.janitor.run())
         group.create_task(parts.pusher.run())
+        group.create_task(parts.keeper.run())
         group.create_task(asyncio.Event().wait())  # none of them is the last to end by itself
 
 

@@ -156,6 +156,17 @@ class ProxySettings(ServiceSettings):
     session_tokens_max: int = Field(
         default=64_000_000, ge=0, description="Tokens remembered over all sessions, 4 bytes each."
     )
+    kept_turns_max: int = Field(
+        default=100_000,
+        ge=0,
+        description="Train turns kept for hand-in by request id or session; 0 keeps none.",
+    )
+    kept_bytes_max: int = Field(
+        default=1 << 30, ge=0, description="Bytes of kept turns; the oldest go first."
+    )
+    kept_age_s_max: float = Field(
+        default=7200.0, gt=0, description="How long a turn is kept that nobody hands in."
+    )
     push_timeout_s: float = Field(
         default=5.0, gt=0, description="Deadline of one push of a policy version."
     )

@@ -8,6 +8,9 @@
     ├── SamplingRefused 400      the engine returns masks and cannot for this sampling
     ├── EngineRefusedRequest 4xx what the engine says about the request
     ├── UnknownEngineProblem 404, UnknownSession 404
+    ├── UnknownTurn 404          turn_unknown
+    ├── TurnUnavailable 409      turn_running, turn_of_other_run, turn_ambiguous, turn_incomplete
+    ├── TurnIsGone 410           turn_expired, turn_released, turn_too_large, turn_discarded
     ├── VersionConflict 409      a session at another version, or a report that goes back
     ├── SessionGone 409          the session was deleted while the request ran
     ├── ClientLeft 499           nobody reads it
@@ -18,6 +21,7 @@
     └── DeadlineExceeded 504
 """
 
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Final
 
@@ -31,6 +35,15 @@ from services.inference_proxy.payloads import RootNotReady
 from services.inference_proxy.refusals import Refused
 from services.inference_proxy.sessions import VersionChanged
 from services.inference_proxy.spill import SpillFailed
+from services.inference_proxy.turn_problems import (
+    TurnAmbiguous,
+    TurnGone,
+    TurnIncomplete,
+    TurnOfOtherRun,
+    TurnProblem,
+    TurnRunning,
+    TurnUnknown,
+)
 from services.inference_proxy.upstream import EngineBusy, EngineRefused, UpstreamError
 from services.inference_proxy.wanted import ClientGone, DeadlinePassed, SessionDiscarded
 from services.kit.problems import InvalidRequest, Problem
@@ -69,6 +82,26 @@ class UnknownSession(Problem):
     """No session of that id."""
 
     status, code, title = 404, "unknown_session", "Unknown session"
+
+
+class UnknownTurn(Problem):
+    """No kept turn of that id, or none of that session."""
+
+    status, code, title = 404, "turn_unknown", "Unknown turn"
+
+
+class TurnUnavailable(Problem):
+    """A turn that is known and cannot be given: it runs, is another run's, or nobody can say which
+    of two requests is meant, or there is nothing to train on.
+    """
+
+    status, code, title = 409, "turn_running", "Turn cannot be given"
+
+
+class TurnIsGone(Problem):
+    """The turn was kept and is no more."""
+
+    status, code, title = 410, "turn_expired", "Turn gone"
 
 
 class VersionConflict(Problem):
@@ -152,6 +185,8 @@ def problem_of(error: Exception) -> Problem:
         return VersionConflict(str(error), pinned=error.pinned, asked=error.asked)
     if isinstance(error, VersionBackwards):
         return VersionConflict(str(error), known=error.known, reported=error.reported)
+    if isinstance(error, TurnProblem):
+        return _turn_problem(error)
     if isinstance(error, MaskRefusal):
         return SamplingRefused(
             "The engine returns sampling masks, so it needs temperature > 0 and top_k > 0 "
@@ -162,6 +197,29 @@ def problem_of(error: Exception) -> Problem:
             return problem(str(error) or problem.title, headers=headers)
     raise AssertionError(f"no problem for {type(error).__name__}")
 
+
+def _turn_problem(error: TurnProblem) -> Problem:
+    kind: type[Problem] = TurnUnavailable
+    code, headers = _TURN_CODES.get(type(error)), None
+    if isinstance(error, TurnGone):
+        kind, code = TurnIsGone, f"turn_{error.reason}"
+    elif isinstance(error, TurnUnknown):
+        kind = UnknownTurn
+    elif isinstance(error, TurnRunning):
+        headers = RETRY_LATER
+    facts = {"request_id": error.request_id, "session_id": error.session_id}
+    problem = kind(str(error), code=code, headers=headers)
+    problem.facts = {name: value for name, value in facts.items() if value is not None}
+    return problem
+
+
+_TURN_CODES: Final[Mapping[type[TurnProblem], str]] = {
+    TurnRunning: "turn_running",
+    TurnOfOtherRun: "turn_of_other_run",
+    TurnAmbiguous: "turn_ambiguous",
+    TurnIncomplete: "turn_incomplete",
+}
+TURN_PROBLEMS: tuple[type[Problem], ...] = (UnknownTurn, TurnUnavailable, TurnIsGone)
 
 _PLAIN: tuple[tuple[type[Exception], type[Problem], dict[str, str] | None], ...] = (
     (NoEngine, NoEngineServes, RETRY_LATER),
@@ -206,6 +264,7 @@ OWN_ERRORS: tuple[type[Exception], ...] = (
     VersionChanged,
     VersionBackwards,
     MaskRefusal,
+    TurnProblem,
     UntranslatableParameter,
     *(kind for kind, _, _ in _PLAIN),
 )

@@ -17,6 +17,9 @@
 | proxy_inline_instead_of_handle_total | |
 | proxy_spilled_files_total, proxy_spilled_bytes_total, proxy_spilled_rows_invalid_total | |
 | proxy_spill_held_bytes | |
+| proxy_kept_turns, proxy_kept_bytes | |
+| proxy_turns_fetched_total, proxy_turns_released_total | |
+| proxy_turns_refused_total | code |
 | proxy_openai_train_total | |
 | proxy_sessions, proxy_session_tokens | |
 | proxy_policy_version_applied, proxy_policy_version_pushed | |
@@ -50,6 +53,23 @@ class SpillMetrics:
             "proxy_spill_held_bytes",
             "Bytes of answers that are read or wait for their file.",
             registry=registry,
+        )
+
+
+class KeptMetrics:
+    """Of turns kept for hand-in by request id or session."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.turns = Gauge("proxy_kept_turns", "Turns kept.", registry=registry)
+        self.bytes = Gauge("proxy_kept_bytes", "Bytes of kept turns.", registry=registry)
+        self.fetched_total = Counter(
+            "proxy_turns_fetched_total", "Turns given to a hand-in.", registry=registry
+        )
+        self.released_total = Counter(
+            "proxy_turns_released_total", "Turns that were handed in durably.", registry=registry
+        )
+        self.refused_total = Counter(
+            "proxy_turns_refused_total", "Hand-ins refused.", ("code",), registry=registry
         )
 
 
@@ -98,6 +118,7 @@ class Metrics:
             "Train answers that came inline although a payload_dir was given.",
         )
         self.spill = SpillMetrics(registry)
+        self.kept = KeptMetrics(registry)
         self.openai_train_total = counter(
             "openai_train_total", "Train requests on OpenAI routes, which carry no rows."
         )

@@ -24,6 +24,7 @@ from services.inference_proxy.assembly import Range, from_one, merge_legs
 from services.inference_proxy.events import DONE, read_event, write_event
 from services.inference_proxy.logprob_forms import in_form
 from services.inference_proxy.planning import Plan
+from services.inference_proxy.recording import TurnRecord
 from sideband.engines.forms import RoutingValue
 from sideband.ids import RequestId
 
@@ -31,8 +32,14 @@ from sideband.ids import RequestId
 class StreamRelay:
     """One stream's state. ``take`` raises MalformedAnswer; the stream is then over."""
 
-    def __init__(self, plan: Plan, request_id: RequestId, prefill: Answer | None) -> None:
-        self._plan, self._prefill = plan, prefill
+    def __init__(
+        self,
+        plan: Plan,
+        request_id: RequestId,
+        prefill: Answer | None,
+        record: TurnRecord | None = None,
+    ) -> None:
+        self._plan, self._prefill, self._record = plan, prefill, record
         self._expected = plan.expected(request_id)
         self._finished: set[int] = set()
         self._held: list[dict[str, Any]] = []
@@ -81,14 +88,19 @@ class StreamRelay:
         if self._held or self._must_hold(body):
             self._held.append(body)
             return self.end() if body.get("payload_segments") is not None else []
-        return [write_event(body)]
+        return [self._written(body)]
 
     def end(self) -> list[bytes]:
         """The events held back, prefill's rows in the one that ended the choice."""
         held, self._held = self._held, []
         if held and not self._has_rows:
             held[0] = self._with_pair_rows(held[0], held[0]["choices"][0]["index"], None, {})
-        return [write_event(body) for body in held]
+        return [self._written(body) for body in held]
+
+    def _written(self, body: dict[str, Any]) -> bytes:
+        if self._record is not None:
+            self._record.take(body)
+        return write_event(body)
 
     def _must_hold(self, body: dict[str, Any]) -> bool:
         return (

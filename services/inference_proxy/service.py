@@ -7,7 +7,7 @@ an attempt succeeds or ``attempts_max`` have failed; only what reached the clien
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -20,8 +20,15 @@ from services.inference_proxy.attempts import Attempts, Opened
 from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.events import EventSplitter, EventTooLarge, write_event
 from services.inference_proxy.feeding import EventFeed
-from services.inference_proxy.limits import EVENT_BYTES_MAX, EVENTS_PER_TURN_MAX
+from services.inference_proxy.keeping import Keeper
+from services.inference_proxy.kept import KeptTurn
+from services.inference_proxy.limits import (
+    EVENT_BYTES_MAX,
+    EVENTS_PER_TURN_MAX,
+    LOGPROB_BYTES,
+)
 from services.inference_proxy.metrics import Metrics
+from services.inference_proxy.offload import offload
 from services.inference_proxy.payloads import RootHandle, RootNotReady
 from services.inference_proxy.planning import Call, Plan, make_plan
 from services.inference_proxy.relay import StreamRelay
@@ -53,13 +60,14 @@ class GenerateService:
         root: RootHandle,
         gate: Gate,
         spill: Spill | None,
+        keeper: Keeper,
         *,
         retries: RetryLimits,
         metrics: Metrics,
     ) -> None:
         self._attempts, self._book, self._sessions = attempts, book, sessions
         self._root, self._gate, self._retries, self._metrics = root, gate, retries, metrics
-        self._spill = spill
+        self._spill, self._keeper = spill, keeper
         self._has_warned = False
 
     def plan(self, call: Call) -> Plan:
@@ -87,9 +95,11 @@ class GenerateService:
         self._count(plan, outcome.form)
         return outcome
 
-    def delivered(self, plan: Plan, outcome: Outcome) -> None:
-        """The client has it: its rows will not be asked for again."""
+    def delivered(self, plan: Plan, outcome: Outcome, kept: KeptTurn | None) -> None:
+        """The client has it: its rows will not be asked for again, and its turn is kept."""
         self._remember(plan, outcome.token_ids, outcome.ranges, outcome.files)
+        if kept is not None:
+            self._keeper.turns.put(kept)
 
     def lost(self, plan: Plan, outcome: Outcome) -> None:
         """The client left before it could get it: nobody knows of its files."""
@@ -106,16 +116,23 @@ class GenerateService:
         Closing the iterator cancels the engine; a stream that does not come to its end leaves no
         file.
         """
-        relay = StreamRelay(plan, opened.request_id, opened.prefill)
+        record = self._keeper.record(plan)
+        relay = StreamRelay(plan, opened.request_id, opened.prefill, record)
         is_delivered = False
         try:
-            with self._gate.counted(), _busy(plan.session):
+            with self._gate.counted(), _busy(plan.session), self.answering(plan):
                 yield b""
                 async with aclosing(self._relayed(plan, relay, opened)) as parts:
                     async for part in parts:
                         yield part
             is_discarded = plan.session is not None and plan.session.is_discarded
             is_delivered = relay.is_complete and not is_discarded
+            if is_delivered and record is not None:
+                tokens = sum(map(len, relay.token_ids.values()))
+                kept = await offload(
+                    lambda: self._keeper.encoded(plan, record), size_bytes=tokens * LOGPROB_BYTES
+                )
+                self._keeper.turns.put(kept)
         finally:
             if is_delivered:
                 self._count(plan, relay.form)
@@ -167,6 +184,12 @@ class GenerateService:
                 raise
 
         return await retried(one, self._retries)
+
+    def answering(self, plan: Plan) -> AbstractContextManager[None]:
+        """While it runs, nobody is told that its turn is unknown."""
+        if not plan.is_train:
+            return nullcontext()
+        return self._keeper.turns.running(plan.call.request_id, plan.call.session_id)
 
     def _run_id(self) -> RunId | None:
         if not self._root.is_set:

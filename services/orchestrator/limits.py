@@ -2,11 +2,11 @@
 
 from typing import Final
 
-TURNS_MAX: Final = 4096  # of one rollout; the longest public agent traces have hundreds
+from services.kit.turns import TURNS_MAX
+
 SEGMENTS_PER_TURN_MAX: Final = 8192  # a gap splits a segment; this many gaps is a broken engine
 TOKENS_PER_TURN_MAX: Final = 1 << 24
 GROUP_SIZE_MAX: Final = 4096
-CHOICES_MAX: Final = 4096
 REWARD_MAX: Final = 1e30  # differences of rewards must stay finite in float32
 DETAIL_CHARACTERS_MAX: Final = 500  # of a reason that is kept
 DECODE_INLINE_BYTES_MAX: Final = 64 << 10  # larger bodies are decoded off the event loop

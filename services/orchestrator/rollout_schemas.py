@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from services.kit.bodies import Closed, Items
-from services.orchestrator.limits import CHOICES_MAX, TURNS_MAX
-from services.orchestrator.wire import RolloutWire, TurnWire
+from services.kit.turns import CHOICES_MAX, TURNS_MAX, TurnWire
+from services.orchestrator.wire import RolloutWire
 from sideband.fields import Field as RowField
 from sideband.ids import ID_PATTERN
 from sideband.model import ModelShape

@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from services.kit.turns import TurnWire
 from services.orchestrator.errors import (
     InvalidInline,
     InvalidSegment,
@@ -20,7 +21,6 @@ from services.orchestrator.errors import (
     OverlappingSegments,
 )
 from services.orchestrator.limits import SEGMENTS_PER_TURN_MAX, TOKENS_PER_TURN_MAX
-from services.orchestrator.wire import TurnWire
 from sideband.batch.columns import Runs
 from sideband.batch.types import Turn
 from sideband.engines.inline import inline_segments

@@ -97,6 +97,7 @@ async def delete_session(
     session = parts.sessions.discard(SessionId(session_id))
     if session is None:
         raise UnknownSession(f"no session {session_id} is known")
+    parts.keeper.turns.discard_session(session.session_id)
     if delete_files:
         parts.janitor.discard(
             policy_version=session.policy_version,

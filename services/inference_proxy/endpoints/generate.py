@@ -15,6 +15,7 @@ from services.inference_proxy.endpoints.parts import Parts, PartsDep
 from services.inference_proxy.endpoints.relay import RelayResponse
 from services.inference_proxy.errors import GENERATE_PROBLEMS, as_problems
 from services.inference_proxy.headers import to_client
+from services.inference_proxy.kept import KeptTurn
 from services.inference_proxy.limits import (
     LOGPROB_BYTES,
     OFFLOAD_BYTES_MIN,
@@ -158,7 +159,8 @@ async def answer(
                 plan = parts.generate.plan(call)
                 if call.is_stream:
                     return await _streamed(asked, parts, plan)
-                return await _whole(asked, parts, plan)
+                with parts.generate.answering(plan):
+                    return await _whole(asked, parts, plan)
     except Problem as problem:
         parts.metrics.generate_total.add(kind, problem.code)
         raise
@@ -195,13 +197,16 @@ async def _answered(asked: Asked, parts: Parts, plan: Plan, outcome: Outcome) ->
         form = plan.call.logprob_form
         if form != "engine":
             size_bytes += LOGPROB_BYTES * sum(map(len, outcome.token_ids.values()))
-        content = await offload(lambda: _encoded(outcome.body, form), size_bytes=size_bytes)
+        content, kept = await offload(
+            lambda: (_encoded(outcome.body, form), _kept(parts, plan, outcome)),
+            size_bytes=size_bytes,
+        )
         # Small answers were written without a wait, in which nobody can have left.
         if size_bytes >= OFFLOAD_BYTES_MIN and await has_left(asked.receive):
             raise ClientGone
         if plan.session is not None and plan.session.is_discarded:
             raise SessionDiscarded
-        parts.generate.delivered(plan, outcome)
+        parts.generate.delivered(plan, outcome, kept)
         is_delivered = True
     finally:
         if not is_delivered:
@@ -213,6 +218,14 @@ def _encoded(body: dict[str, Any], form: LogprobForm) -> bytes:
     if form != "engine":
         body = {**body, "choices": in_form(body["choices"], form)}
     return msgspec.json.encode(body)
+
+
+def _kept(parts: Parts, plan: Plan, outcome: Outcome) -> KeptTurn | None:
+    record = parts.keeper.record(plan)
+    if record is None:
+        return None
+    record.take(outcome.body)
+    return parts.keeper.encoded(plan, record)
 
 
 async def _streamed(asked: Asked, parts: Parts, plan: Plan) -> Response:

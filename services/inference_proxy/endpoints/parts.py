@@ -9,6 +9,7 @@ from services.inference_proxy.admission import Gate
 from services.inference_proxy.config import ProxySettings
 from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.janitor import Janitor
+from services.inference_proxy.keeping import Keeper
 from services.inference_proxy.metrics import Metrics
 from services.inference_proxy.openai import OpenAIService
 from services.inference_proxy.payloads import RootHandle
@@ -30,6 +31,7 @@ class Parts:
     janitor: Janitor
     probes: Probes
     pusher: VersionPusher
+    keeper: Keeper
     generate: GenerateService
     openai: OpenAIService
     metrics: Metrics

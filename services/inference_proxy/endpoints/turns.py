@@ -1,0 +1,97 @@
+"""Kept train turns: given to whoever hands a rollout in by request ids or by its session."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from services.inference_proxy.endpoints.parts import Parts, PartsDep
+from services.inference_proxy.errors import (
+    TURN_PROBLEMS,
+    as_problems,
+)
+from services.inference_proxy.kept import TurnRef
+from services.inference_proxy.offload import offload
+from services.inference_proxy.turn_schemas import TurnList, TurnsAsked, TurnsReleased, turns_json
+from services.kit.problems import Problem, responses
+from services.kit.turns import TURNS_CONTENT_TYPE
+from sideband.ids import RequestId, RunId, SessionId
+
+router = APIRouter(tags=["turns"])
+
+
+@router.post(
+    "/v1/turns/fetch",
+    summary="Give kept train turns",
+    response_class=Response,
+    responses={
+        **responses(*TURN_PROBLEMS),
+        200: {
+            "model": TurnList,
+            "description": "The turns in the order asked for, or of the session.",
+            "content": {TURNS_CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+        },
+    },
+)
+async def fetch_turns(asked: TurnsAsked, request: Request, parts: PartsDep) -> Response:
+    """All of them or a problem that names the first one that cannot be given. Nothing changes:
+    ask as often as you like, until the turns are released.
+
+    The binary form is sent when `Accept` names it: a msgpack array of turns as the orchestrator
+    takes them.
+    """
+    with _refused(parts), as_problems():
+        encoded = _found(asked, parts)
+    parts.metrics.kept.fetched_total.inc(len(encoded))
+    size_bytes = sum(map(len, encoded))
+    if TURNS_CONTENT_TYPE in request.headers.get("accept", ""):
+        content = await offload(lambda: _joined(encoded), size_bytes=size_bytes)
+        return Response(content, media_type=TURNS_CONTENT_TYPE)
+    # Lists of numbers take longer to write than bytes: a tenth of the size is already much.
+    content = await offload(lambda: turns_json(encoded), size_bytes=10 * size_bytes)
+    return Response(content, media_type="application/json")
+
+
+@router.post(
+    "/v1/turns/release",
+    summary="Let go of turns that were handed in durably",
+    responses=responses(),
+)
+async def release_turns(asked: TurnsAsked, parts: PartsDep) -> TurnsReleased:
+    """Their memory is freed; their files are untouched. Idempotent."""
+    if asked.session_id is not None:
+        session_id = SessionId(asked.session_id)
+        count = parts.keeper.turns.release_session(session_id, choice=asked.choice)
+    else:
+        count = parts.keeper.turns.release(_refs(asked))
+    parts.metrics.kept.released_total.inc(count)
+    return TurnsReleased(released=count)
+
+
+def _found(asked: TurnsAsked, parts: Parts) -> list[bytes]:
+    run_id = None if asked.run_id is None else RunId(asked.run_id)
+    if asked.session_id is not None:
+        session_id = SessionId(asked.session_id)
+        return parts.keeper.turns.fetch_session(session_id, choice=asked.choice, run_id=run_id)
+    return parts.keeper.turns.fetch(_refs(asked), run_id=run_id)
+
+
+def _refs(asked: TurnsAsked) -> list[TurnRef]:
+    return [
+        TurnRef(request_id=RequestId(each.request_id), choice=each.choice)
+        for each in asked.turns or ()
+    ]
+
+
+def _joined(encoded: list[bytes]) -> bytes:
+    return msgspec.msgpack.encode([msgspec.Raw(turn) for turn in encoded])
+
+
+@contextmanager
+def _refused(parts: Parts) -> Iterator[None]:
+    try:
+        yield
+    except Problem as problem:
+        parts.metrics.kept.refused_total.labels(problem.code).inc()
+        raise

@@ -1,0 +1,151 @@
+"""A train turn as a trainer needs it, recorded from the answer that went to the client: pure.
+
+Clients drop answer fields that they do not know. What they drop is in the record, choice by choice:
+tokens, log probabilities, and the rows in the form in which they were answered.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from services.inference_proxy.sessions import Tokens
+from services.kit.turns import TurnWire
+from sideband.ids import RequestId
+from sideband.model import ModelShape
+from sideband.segments import PayloadSegment
+
+
+class _Logprob(msgspec.Struct):
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Logprob]
+
+
+class _Segments(msgspec.Struct):
+    segments: list[PayloadSegment]
+
+
+_LOGPROBS: Final = msgspec.json.Decoder(_Logprobs)
+_ENCODER: Final = msgspec.msgpack.Encoder()
+
+
+@dataclass(slots=True)
+class _Choice:
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    masks: list[list[int]] = field(default_factory=list)
+    has_masks: bool = False
+    versions: Sequence[Mapping[str, Any]] | None = None
+    routed_experts: str | None = None
+    rows_start: int = 0
+    segments: list[PayloadSegment] | None = None
+
+
+class TurnRecord:
+    """Takes a whole answer, or the events of a stream one by one."""
+
+    def __init__(self) -> None:
+        self._choices: dict[int, _Choice] = {}
+        self._model: ModelShape | None = None
+        self._layer_ids: list[int] | None = None
+
+    def take(self, body: Mapping[str, Any]) -> None:
+        """An answer, or a part of one, as the client gets it: checked before."""
+        for raw in body.get("choices") or ():
+            choice = self._choices.setdefault(raw["index"], _Choice())
+            choice.token_ids += raw.get("token_ids") or ()
+            choice.logprobs += logprobs_of(raw.get("logprobs"))
+            if raw.get("sampling_mask") is not None:
+                choice.masks += raw["sampling_mask"]
+                choice.has_masks = True
+            choice.versions = raw.get("weight_versions") or choice.versions
+            choice.routed_experts = raw.get("routed_experts") or choice.routed_experts
+        for index, start in (body.get("routed_experts_start") or {}).items():
+            self._choices.setdefault(int(index), _Choice()).rows_start = start
+        for index, segments in (body.get("payload_segments") or {}).items():
+            read = msgspec.convert({"segments": segments}, _Segments).segments
+            self._choices.setdefault(int(index), _Choice()).segments = read
+        if body.get("payload_model") is not None:
+            self._model = msgspec.convert(body["payload_model"], ModelShape)
+        self._layer_ids = body.get("routed_layer_ids") or self._layer_ids
+
+    def encoded(
+        self, request_id: RequestId, prompt: Tokens, params: Mapping[str, Any]
+    ) -> dict[int, bytes | None]:
+        """Each choice as the msgpack of a ``TurnWire``; None for one without log probabilities.
+
+        ``params`` are the client's sampling parameters: what it leaves out counts as vLLM's
+        defaults (temperature 1, top-p 1, no top-k).
+        """
+        prompt_bytes = np.asarray(prompt, "<i4").tobytes()
+        top_k = params.get("top_k")
+        found: dict[int, bytes | None] = {}
+        for index, choice in self._choices.items():
+            if len(choice.logprobs) != len(choice.token_ids):
+                found[index] = None
+                continue
+            has_inline = choice.routed_experts is not None
+            turn = TurnWire(
+                request_id=request_id,
+                prompt_token_ids=prompt_bytes,
+                completion_token_ids=np.asarray(choice.token_ids, "<i4").tobytes(),
+                logprobs=_float32(choice.logprobs),
+                temperature=_number(params.get("temperature")),
+                top_p=_number(params.get("top_p")),
+                top_k=top_k if top_k is not None and top_k > 0 else None,
+                choice_count=len(self._choices),
+                payload_segments=choice.segments,
+                payload_model=self._model,
+                routed_experts=choice.routed_experts,
+                routed_layer_ids=self._layer_ids if has_inline else None,
+                routed_experts_prompt_start=choice.rows_start if has_inline else 0,
+                sampling_mask=choice.masks if choice.has_masks else None,
+                weight_versions=versions_of(choice.versions, len(choice.token_ids)),
+            )
+            found[index] = _ENCODER.encode(turn)
+        return found
+
+
+def logprobs_of(logprobs: object) -> list[float]:
+    """The sampled tokens' log probabilities, in either form; those that are none are left out."""
+    if logprobs is None:
+        return []
+    if isinstance(logprobs, msgspec.Raw):
+        try:
+            return [entry.logprob for entry in _LOGPROBS.decode(logprobs).content]
+        except msgspec.MsgspecError:
+            return []
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
+    if not isinstance(content, list):
+        return []
+    values = [entry.get("logprob") for entry in content if isinstance(entry, dict)]
+    return [value for value in values if isinstance(value, (int, float))]
+
+
+def versions_of(spans: Sequence[Mapping[str, Any]] | None, tokens: int) -> bytes | None:
+    """The policy version of each token, where ``weight_versions`` names all of them by numbers."""
+    if not isinstance(spans, list):
+        return None
+    versions: list[int] = []
+    for span in spans:
+        version, start, end = (span.get(name) for name in ("version", "start", "end"))
+        is_next = type(start) is int and type(end) is int and start == len(versions) <= end
+        if not is_next or end > tokens or not str(version).isdecimal():
+            return None
+        versions += [int(str(version))] * (end - start)
+    is_whole = len(versions) == tokens and all(version < 1 << 31 for version in versions)
+    return np.asarray(versions, "<i4").tobytes() if is_whole else None
+
+
+def _float32(values: list[float]) -> bytes:
+    with np.errstate(over="ignore"):  # becomes infinite, and is refused where it is handed in
+        return np.asarray(values, "<f4").tobytes()
+
+
+def _number(value: float | None) -> float:
+    return 1.0 if value is None else float(value)
