@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -29,6 +29,10 @@ class _SegmentList(msgspec.Struct):
     """What a struct holds is described to the decoder once, a bare tuple at every call."""
 
     segments: tuple[PayloadSegment, ...]
+
+
+class _TokenList(msgspec.Struct):
+    token_ids: list[Annotated[int, msgspec.Meta(ge=0, le=TOKEN_ID_MAX)]]
 
 
 class MalformedAnswer(Exception):
@@ -193,12 +197,11 @@ def read_token_ids(raw: Mapping[str, Any], index: int) -> list[int]:
     token_ids = raw.get("token_ids")
     if token_ids is None:
         return []
-    name = f"choices.{index}.token_ids"
-    if not isinstance(token_ids, list) or not set(map(type, token_ids)) <= {int}:
-        raise MalformedAnswer(name, "must be a list of token ids")
-    if token_ids and not 0 <= min(token_ids) <= max(token_ids) <= TOKEN_ID_MAX:
-        raise MalformedAnswer(name, f"must lie in [0, {TOKEN_ID_MAX}]")
-    return token_ids
+    try:
+        return msgspec.convert({"token_ids": token_ids}, _TokenList).token_ids
+    except msgspec.ValidationError as exc:
+        rule = f"must be a list of token ids in [0, {TOKEN_ID_MAX}]"
+        raise MalformedAnswer(f"choices.{index}.token_ids", rule) from exc
 
 
 def read_routed_experts(raw: Mapping[str, Any], index: int) -> RoutingValue | None:

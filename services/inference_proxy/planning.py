@@ -8,6 +8,7 @@ from services.inference_proxy.answers import Expected
 from services.inference_proxy.dialects.base import Ask, Injection
 from services.inference_proxy.engines import Engine
 from services.inference_proxy.logprob_forms import LogprobForm
+from services.inference_proxy.prompts import Prompt
 from services.inference_proxy.refusals import Kind
 from services.inference_proxy.request_ids import AttemptIds, Leg, upstream_base
 from services.inference_proxy.sessions import Session, Tokens
@@ -19,13 +20,18 @@ class Call:
     """A client's request, checked. ``body`` is its JSON and is never changed in place."""
 
     body: dict[str, Any]
-    prompt: Tokens  # what ``body`` says under token_ids, where it may be raw JSON
+    lazy_prompt: Prompt  # what ``body`` says under token_ids, where it may be raw JSON
     kind: Kind
     request_id: RequestId
     session_id: SessionId | None
     policy_version: int | None  # what the client asks for
     headers: Sequence[tuple[str, str]]
     logprob_form: LogprobForm = "engine"
+
+    @property
+    def prompt(self) -> Tokens:
+        """The prompt's values, which cost something the first time."""
+        return self.lazy_prompt.tokens
 
     @property
     def is_stream(self) -> bool:
@@ -40,15 +46,19 @@ class Plan:
     call: Call
     policy_version: int
     session: Session | None
-    prompt: Tokens
     prompt_start: int
     run_id: RunId | None  # set when files shall be written
     base_id: str
 
     @property
+    def prompt(self) -> Tokens:
+        """The prompt's values."""
+        return self.call.prompt
+
+    @property
     def prompt_tokens(self) -> int:
         """P."""
-        return len(self.prompt)
+        return len(self.call.lazy_prompt)
 
     @property
     def is_train(self) -> bool:
@@ -98,7 +108,6 @@ class Plan:
 
 def make_plan(
     call: Call,
-    prompt: Tokens,
     *,
     session: Session | None,
     policy_version: int,
@@ -108,14 +117,13 @@ def make_plan(
     rows were delivered.
     """
     if session is not None:
-        start = session.prompt_start(prompt)
+        start = session.prompt_start(call.prompt)
     else:
         start = call.body["sampling_params"].get("routed_experts_prompt_start") or 0
     return Plan(
         call=call,
         policy_version=policy_version,
         session=session,
-        prompt=prompt,
         prompt_start=start,
         run_id=run_id,
         base_id=upstream_base(call.request_id),

@@ -1,47 +1,53 @@
 """Large JSON read only where somebody looks: the rest goes on as the bytes that came. Pure.
 
-A prompt of 30 k tokens becomes an array straight from its text, and an answer's log probabilities
-are never made into objects. Whatever is not plainly right is left to the whole parsers, which
-say what is wrong.
+A prompt of 30 k tokens is cut out as it stands, and an answer's log probabilities are never made
+into objects. Whatever is not plainly right is left to the whole parsers, which say what is wrong.
 """
 
+import re
+import secrets
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 import orjson
 
-from services.inference_proxy.limits import TOKEN_ID_MAX
-from services.inference_proxy.nesting import is_too_deep
-from services.inference_proxy.sessions import Tokens
+from services.inference_proxy.nesting import NESTING_MAX, brackets_of, is_too_deep
+from services.inference_proxy.prompts import Prompt, count_of
 from services.inference_proxy.upstream import parsed
 
 RAW_BYTES_MIN: Final = 8 << 10  # below it the whole parser is as fast
 _HEAVY: Final = frozenset({"logprobs", "prompt_logprobs"})  # passed on, never looked at
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _CHOICES: Final = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
-# Of legal JSON that is nothing but these and one pair of brackets, each value is a natural number.
-_LIST_OF_NUMBERS: Final = b"0123456789, "
+_PROMPT: Final = re.compile(rb'"token_ids"[ \t\r\n]*:[ \t\r\n]*(?=\[)')
+# Stands for a prompt that was cut out; no client can know it, so it is never there by itself.
+_MARK: Final = secrets.token_hex(16)
 
 
-def split_prompt(content: bytes) -> tuple[dict[str, Any], Tokens] | None:
-    """A request's members with ``token_ids`` raw, and the tokens; None unless plainly right."""
+def split_prompt(content: bytes) -> tuple[dict[str, Any], Prompt] | None:
+    """A request's members with ``token_ids`` raw, and the prompt; None unless plainly right.
+
+    The first list under that name is cut out and the rest is parsed with a mark in its place. If
+    it was not the request's own (but in a string, in an inner object, or overruled by a later
+    member of the same name), the request's own is not the mark.
+    """
+    name = _PROMPT.search(content)
+    stop = content.find(b"]", name.end()) + 1 if name else 0
+    if name is None or not stop:
+        return None
+    text = content[name.end() : stop]
+    count = count_of(text)
+    if count is None:
+        return None
+    rest = b'%b"%b"%b' % (content[: name.end()], _MARK.encode(), content[stop:])
     try:
-        members = _MEMBERS.decode(content)
-        raw = members.pop("token_ids")
-        body: dict[str, Any] = {
-            name: orjson.loads(memoryview(value)) for name, value in members.items()
-        }
-    except (msgspec.MsgspecError, ValueError, KeyError, RecursionError):
+        body = orjson.loads(rest)
+    except orjson.JSONDecodeError:
         return None
-    text = bytes(raw)
-    if text.translate(None, _LIST_OF_NUMBERS) != b"[]" or not text[1:-1].strip():
+    if not isinstance(body, dict) or body.get("token_ids") != _MARK or is_too_deep(rest, body):
         return None
-    tokens = np.fromstring(text[1:-1], np.int64, sep=",")
-    # A number that does not fit into 64 bits has become the greatest that does.
-    if tokens.size != text.count(b",") + 1 or tokens.min() < 0 or tokens.max() > TOKEN_ID_MAX:
-        return None
-    return {**body, "token_ids": raw}, tokens.astype(np.int32)
+    body["token_ids"] = msgspec.Raw(text)
+    return body, Prompt(text, count)
 
 
 def parsed_answer(content: bytes) -> object:
@@ -52,15 +58,27 @@ def parsed_answer(content: bytes) -> object:
         content.decode()  # raw parts are not looked at again, so look now
         members = _MEMBERS.decode(content)
         choices = _CHOICES.decode(members.pop("choices"))
-        body = _opened(members)
-        body["choices"] = [_opened(choice) for choice in choices]
+        body, brackets = _opened(members)
+        body["choices"] = []
+        for choice in choices:
+            opened, more = _opened(choice)
+            body["choices"].append(opened)
+            brackets += more
     except (msgspec.MsgspecError, ValueError, KeyError, RecursionError):
         return parsed(content)
-    return None if is_too_deep(content, body) else body
+    # A value cannot nest deeper than the brackets of the parts that were opened.
+    return None if brackets > NESTING_MAX and is_too_deep(content, body) else body
 
 
-def _opened(members: dict[str, msgspec.Raw]) -> dict[str, Any]:
-    return {
-        name: raw if name in _HEAVY and bytes(raw) != b"null" else orjson.loads(memoryview(raw))
-        for name, raw in members.items()
-    }
+def _opened(members: dict[str, msgspec.Raw]) -> tuple[dict[str, Any], int]:
+    """All members but the heavy ones parsed, and the brackets that open around and in them."""
+    opened: dict[str, Any] = {}
+    brackets = 2  # the object, and the list that it may stand in
+    for name, raw in members.items():
+        text = bytes(raw)
+        if name in _HEAVY and text != b"null":
+            opened[name] = raw
+        else:
+            opened[name] = orjson.loads(text)
+            brackets += brackets_of(text)
+    return opened, brackets

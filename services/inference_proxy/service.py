@@ -75,15 +75,14 @@ class GenerateService:
         is_train = call.kind == "train"
         run_id = self._run_id() if is_train else None
         session: Session | None = None
-        prompt = call.prompt
         version = self._book.applied if call.policy_version is None else call.policy_version
         if is_train and call.session_id is not None:
             session = self._sessions.enter(
                 call.session_id, asked=call.policy_version, applied=self._book.applied
             )
             version = session.policy_version
-            self._sessions.retract(session, call.request_id, prompt)
-        plan = make_plan(call, prompt, session=session, policy_version=version, run_id=run_id)
+            self._sessions.retract(session, call.request_id, call.prompt)
+        plan = make_plan(call, session=session, policy_version=version, run_id=run_id)
         if session is not None:
             self._metrics.rows_not_asked_total.inc(plan.prompt_start)
         return plan

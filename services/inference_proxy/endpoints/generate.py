@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import msgspec
-import numpy as np
 from fastapi import APIRouter, Header, Request, Response
 from starlette.types import Receive
 
@@ -24,10 +23,10 @@ from services.inference_proxy.limits import (
 from services.inference_proxy.logprob_forms import LogprobForm, in_form
 from services.inference_proxy.offload import offload
 from services.inference_proxy.planning import Call, Plan
+from services.inference_proxy.prompts import Prompt
 from services.inference_proxy.refusals import Kind, check_generate
 from services.inference_proxy.request_ids import new_client_id
 from services.inference_proxy.schemas import GenerateAnswer, GenerateRequest
-from services.inference_proxy.sessions import Tokens
 from services.inference_proxy.wanted import ClientGone, SessionDiscarded, has_left, while_wanted
 from services.kit.problems import Problem, responses
 from sideband.ids import ID_PATTERN, RequestId, SessionId, check_id
@@ -111,7 +110,7 @@ async def generate(
         Asked(request.headers.items(), request.receive),
         parts,
         body=parsed,
-        prompt=np.asarray(parsed["token_ids"], np.int32),
+        prompt=Prompt.of(parsed["token_ids"]),
         kind=kind,
         session=session,
         policy_version=policy_version,
@@ -132,7 +131,7 @@ async def answer(
     parts: Parts,
     *,
     body: dict[str, Any],
-    prompt: Tokens,
+    prompt: Prompt,
     kind: Kind,
     session: str | None,
     policy_version: int | None,
@@ -144,7 +143,7 @@ async def answer(
             request_id = body.get("request_id") or new_client_id()
             call = Call(
                 body=body,
-                prompt=prompt,
+                lazy_prompt=prompt,
                 kind=kind,
                 request_id=RequestId(check_id("request_id", request_id)),
                 session_id=session_of(session),

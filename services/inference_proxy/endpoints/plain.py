@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
-import numpy as np
 import orjson
 from fastapi import FastAPI
 from pydantic import ValidationError
@@ -19,11 +18,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.inference_proxy.endpoints.generate import PATH, Asked, answer
 from services.inference_proxy.headers import TO_ENGINE
-from services.inference_proxy.nesting import is_surely_flat, is_too_deep
+from services.inference_proxy.nesting import is_surely_flat
+from services.inference_proxy.prompts import Prompt
 from services.inference_proxy.raw import RAW_BYTES_MIN, split_prompt
 from services.inference_proxy.refusals import Kind
 from services.inference_proxy.schemas import GenerateRequest
-from services.inference_proxy.sessions import Tokens
 from services.kit.auth import TokenCheck
 from sideband.errors import InvalidId
 from sideband.ids import check_id
@@ -84,24 +83,22 @@ def is_plain_session(session: str | None) -> bool:
         return False
 
 
-def plain_body(content: bytes) -> tuple[dict[str, Any], Tokens] | None:
+def plain_body(content: bytes) -> tuple[dict[str, Any], Prompt] | None:
     """The parsed body and its prompt when it is plainly right."""
     if len(content) < RAW_BYTES_MIN:
         return _small_body(content)
     found = split_prompt(content)
     if found is None:
         return None
-    body, tokens = found
-    if is_too_deep(content, body):
-        return None
+    body, _ = found
     try:
         GenerateRequest.model_validate({**body, "token_ids": [0]})  # the tokens were checked
     except ValidationError:
         return None
-    return body, tokens
+    return found
 
 
-def _small_body(content: bytes) -> tuple[dict[str, Any], Tokens] | None:
+def _small_body(content: bytes) -> tuple[dict[str, Any], Prompt] | None:
     if not is_surely_flat(content):
         return None
     try:
@@ -109,7 +106,7 @@ def _small_body(content: bytes) -> tuple[dict[str, Any], Tokens] | None:
         GenerateRequest.model_validate(body)
     except (orjson.JSONDecodeError, ValidationError):
         return None
-    return body, np.asarray(body["token_ids"], np.int32)
+    return body, Prompt.of(body["token_ids"])
 
 
 class PlainRequests:

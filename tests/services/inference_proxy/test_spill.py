@@ -18,6 +18,7 @@ from services.inference_proxy.config import EngineSettings, ProxySettings
 from services.inference_proxy.metrics import Metrics
 from services.inference_proxy.payloads import RootHandle, RootNotReady
 from services.inference_proxy.planning import Call, Plan, make_plan
+from services.inference_proxy.prompts import Prompt
 from services.inference_proxy.spill import (
     Asked,
     InlineChoice,
@@ -230,14 +231,14 @@ def spill_at(root: Path, executor: Executor) -> tuple[Spill, Plan, list[InlineCh
     )
     call = Call(
         body=request_body(PROMPT),
-        prompt=np.asarray(PROMPT, np.int32),
+        lazy_prompt=Prompt.of(PROMPT),
         kind="train",
         request_id=RequestId("r1"),
         session_id=None,
         policy_version=0,
         headers=(),
     )
-    plan = make_plan(call, call.prompt, session=None, policy_version=0, run_id=RUN)
+    plan = make_plan(call, session=None, policy_version=0, run_id=RUN)
     rows = all_layers(true_rows(TOKENS[:-1]))
     choice = InlineChoice(index=0, token_ids=TOKENS[6:], routed_experts=rows, sampling_mask=None)
     return spill, plan, [choice]

@@ -1,0 +1,92 @@
+"""Prompts counted and checked as the text they came in; values are read where somebody looks. Pure.
+
+A prompt of 30 k tokens is 170 kB of JSON. Who only forwards it needs its length, and to know that
+it is a list of token ids: both can be seen from its bytes, without a Python object per token.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.inference_proxy.limits import TOKEN_ID_MAX
+from services.inference_proxy.sessions import Tokens
+
+DIGITS_MAX: Final = 9  # of an id seen in text; a longer one is left to a parser
+_ZERO, _COMMA, _SPACE = (np.uint8(ord(character)) for character in "0, ")
+
+assert 10**DIGITS_MAX - 1 <= TOKEN_ID_MAX
+
+
+class Prompt:
+    """The token ids of a prompt. ``len`` costs nothing, ``tokens`` reads them the first time."""
+
+    __slots__ = ("_count", "_source", "_tokens")
+
+    def __init__(self, source: bytes | Sequence[int], count: int) -> None:
+        """``source`` is JSON that ``count_of`` has counted, or a list of token ids."""
+        self._source, self._count = source, count
+        self._tokens: Tokens | None = None
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int]) -> "Prompt":
+        """From a checked list."""
+        return cls(token_ids, len(token_ids))
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def tokens(self) -> Tokens:
+        """Their values."""
+        if self._tokens is None:
+            if isinstance(self._source, bytes):
+                found = np.fromstring(self._source[1:-1], np.int64, sep=",")
+                self._tokens = found.astype(np.int32)
+            else:
+                self._tokens = np.asarray(self._source, np.int32)
+        return self._tokens
+
+
+def count_of(text: bytes) -> int | None:
+    """How many ids a JSON list of token ids has; None for any other text, and for an empty list.
+
+    Numbers of up to DIGITS_MAX digits, between two of them a comma, or a comma and one space: what
+    is written otherwise may be right too, but is not seen here.
+    """
+    if text[:1] != b"[" or text[-1:] != b"]":
+        return None
+    bytes_N = np.frombuffer(text, np.uint8)[1:-1]
+    is_digit_N = (bytes_N - _ZERO) < 10  # what is less than "0" wraps around
+    is_comma_N, is_space_N = bytes_N == _COMMA, bytes_N == _SPACE
+    digits, commas, spaces = map(np.count_nonzero, (is_digit_N, is_comma_N, is_space_N))
+    if digits + commas + spaces != len(bytes_N) or not digits:
+        return None
+    if not (is_digit_N[0] and is_digit_N[-1]) or _meet(is_comma_N, is_comma_N):
+        return None
+    if spaces and (_meet(~is_comma_N, is_space_N) or _meet(is_space_N, ~is_digit_N)):
+        return None
+    is_between_N = is_comma_N | is_space_N
+    is_zero_N = bytes_N == _ZERO  # the first digit of several is none
+    begins_with_zero = bool((is_between_N[:-2] & is_zero_N[1:-1] & is_digit_N[2:]).any())
+    if begins_with_zero or (len(bytes_N) > 1 and is_zero_N[0] and is_digit_N[1]):
+        return None
+    return None if _has_long_run(is_between_N) else int(commas) + 1
+
+
+def _meet(is_first_N: NDArray[np.bool_], is_second_N: NDArray[np.bool_]) -> bool:
+    """Whether a byte of the first kind stands before one of the second."""
+    return bool((is_first_N[:-1] & is_second_N[1:]).any())
+
+
+def _has_long_run(is_between_N: NDArray[np.bool_]) -> bool:
+    """Whether more than DIGITS_MAX bytes in a row are of one number."""
+    window = DIGITS_MAX + 1
+    if len(is_between_N) < window:
+        return False
+    seen, width = is_between_N, 1  # seen[i]: one is among the ``width`` bytes from i on
+    while width < window:
+        step = min(width, window - width)
+        seen, width = seen[:-step] | seen[step:], width + step
+    return not bool(seen.all())
