@@ -110,7 +110,7 @@ def write_payload(
     ranges: Mapping[int, Ranges] | None = None
     if _is_worth_overlapping(request):
         file, ranges = _write_while_checking(request, masks, path)
-        if file is not None:
+        if file is not None and ranges is not None:
             return _report(request, path, file, ranges)
     if ranges is None:
         ranges = {choice: valid_runs(routing, model) for choice, routing in request.routings}
@@ -156,17 +156,19 @@ def _is_worth_overlapping(request: _Request) -> bool:
     return size_bytes > 0 and size_bytes >= _OVERLAP_BYTES_MIN
 
 
-class _HasGaps(Exception):  # it leaves no function of this module
-    """Rows were left out, so every place in the file moves: what was written aside is no use."""
+class _StartOver(Exception):  # it leaves no function of this module
+    """What was written aside is no use: rows were left out, so that every place in the file moves;
+    or no thread could be started."""
 
 
 def _write_while_checking(
     request: _Request, masks: Mapping[int, Part], path: PayloadPath
-) -> tuple[PlacedFile | None, dict[int, Ranges]]:
+) -> tuple[PlacedFile | None, dict[int, Ranges] | None]:
     """Write and sync the body as if no row were invalid while it is checked; then the front.
 
-    Returns the file, or None when there were gaps after all and nothing was published; and the
-    valid ranges. Raises what the checks raise, and nothing is published then either.
+    Returns the file, or None when nothing was published since there were gaps after all or no
+    thread; and the valid ranges if they were looked for. Raises what the checks raise, and nothing
+    is published then either.
     """
     whole: dict[int, Ranges] = {
         choice: [(0, len(routing.rows_NLK))] if len(routing.rows_NLK) else []
@@ -179,17 +181,20 @@ def _write_while_checking(
             published(request.root, path, is_size_synced=True) as fd,
             ThreadPoolExecutor(1) as pool,
         ):
-            written = pool.submit(_write_body, fd, file)
+            try:
+                written = pool.submit(_write_body, fd, file)
+            except RuntimeError as exc:  # the system's limit, or the interpreter shuts down
+                raise _StartOver from exc
             for choice, routing in request.routings:
                 ranges[choice] = valid_runs(routing, request.model)
             if ranges != whole:
-                raise _HasGaps
+                raise _StartOver
             front = file.front()
             written.result()
             os.lseek(fd, 0, os.SEEK_SET)
             write_all(fd, [front])
-    except _HasGaps:
-        return None, ranges
+    except _StartOver:
+        return None, ranges or None
     return file, ranges
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from unittest.mock import patch
 
@@ -133,6 +134,23 @@ def test_an_error_in_either_thread_leaves_nothing(
         write(root, request_of())
     assert caught.value.errno == number
     assert all_files(root) == set()
+
+
+@pytest.mark.parametrize("gaps", [(), (7,)])
+def test_where_no_thread_can_be_started_the_file_is_written_after_the_checks(
+    root: PayloadRoot, gaps: tuple[int, ...]
+) -> None:
+    choices = (request_of(gaps=gaps), request_of(choice=1))
+    _, overlapped = body_first(root, *choices)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with patch.object(threading.Thread, "start", refuse):
+        begins, alone = body_first(root, *choices)
+    assert alone == overlapped
+    assert begins == [0]
+    assert len(all_files(root)) == 2
 
 
 def test_only_large_files_pay_for_a_thread(root: PayloadRoot) -> None:
