@@ -45,8 +45,10 @@ test-slow: torch ## real processes and containers; skipped by name where no engi
 	$(PYTEST) -m "e2e or docker"
 
 FAULT_SEEDS ?= 50
-test-faults: torch ## seeded faults and crashes, FAULT_SEEDS of each; says what was injected
+CRASH_SEEDS ?= 20
+test-faults: torch ## seeded faults and crashes, so many seeds of each; says what was injected
 	$(PYTEST) -n 2 -m "not docker" tests/faults --fault-seeds $(FAULT_SEEDS)
+	$(PYTEST) tests/e2e/test_crashes.py --crash-seeds $(CRASH_SEEDS)
 
 bench: .venv/.ready ## measure both sides in one run; writes docs/performance.md (a few minutes)
 	$(BIN)/python -m bench --out docs

@@ -20,6 +20,7 @@ from rich.progress import (
 from simulation.checker import CheckPlan, Result, check_all
 from simulation.checker import Progress as ProgressFunction
 from simulation.corruption import Corruption
+from simulation.crash_check import check_crashes
 from simulation.live_check import check_live
 from simulation.plan import Scenario
 from simulation.tables import costs, print_checks, print_costs, print_engines
@@ -74,6 +75,24 @@ def check(
     )
     result = _checked(plan, with_live=live)
     print_checks(Console(), result.checks)
+    raise typer.Exit(0 if result.is_good else 1)
+
+
+@app.command()
+def crash(
+    out: Out = Path("crash-out"),
+    seed: Seed = 0,
+    groups: Groups = 8,
+    model: Annotated[str, typer.Option(help="Which model.")] = "sim-uint16",
+) -> None:
+    """A live run in which every process is killed at least once; ends with 1 if it shows."""
+    plan = CheckPlan(out=_made_anew(out), scenario=Scenario(seed=seed, groups=groups))
+    result = Result()
+    killer = asyncio.run(check_crashes(plan, result, model=model))
+    console = Console()
+    print_checks(console, result.checks)
+    killed = ", ".join(f"{name} {count}" for name, count in sorted(killer.killed.items()))
+    console.print(f"killed: {killed}", highlight=False)
     raise typer.Exit(0 if result.is_good else 1)
 
 

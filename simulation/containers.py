@@ -104,7 +104,7 @@ def environment(
     proxy_url: Annotated[str, typer.Option(help="Base URL of the proxy.")],
     orchestrator_url: Annotated[str, typer.Option(help="Base URL of the orchestrator.")],
     feed_url: Annotated[str, typer.Option(help="Base URL of the feed.")],
-    engine_url: Annotated[list[str], typer.Option(help="Each engine, for new weights.")],
+    engine_url: Annotated[list[str], typer.Option(help="NAME=URL of an engine, for weights.")],
     token: Annotated[str, typer.Option(envvar="SIDEBAND_TOKEN", help="Of all three services.")],
     results: Results,
     done_file: DoneFile,
@@ -122,7 +122,7 @@ def environment(
                 proxy_url=proxy_url,
                 orchestrator_url=orchestrator_url,
                 feed_url=feed_url,
-                engine_urls=engine_url,
+                engine_urls=dict(_named(one) for one in engine_url),
                 headers=headers,
             )
             rollouts = Environment(
@@ -144,6 +144,13 @@ def environment(
 
     asyncio.run(work())
     _stay(done_file)
+
+
+def _named(engine_url: str) -> tuple[str, str]:
+    name, separator, url = engine_url.partition("=")
+    if not separator:
+        raise typer.BadParameter(f"{engine_url} must be NAME=URL, with the proxy's name of it")
+    return name, url
 
 
 @app.command()

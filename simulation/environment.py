@@ -51,6 +51,7 @@ class Environment:
     concurrency: int = 10
     evaluates: bool = False  # one eval request per group beside the training ones
     headers: dict[str, str] = field(default_factory=dict)  # credentials of the services
+    is_stubborn: bool = False  # asks again when a service dies, until it is back
     on_rollout: Callable[[], None] = lambda: None
     traffic: Traffic = field(default_factory=Traffic)
     bodies: dict[str, Json] = field(default_factory=dict)
@@ -75,6 +76,10 @@ class Environment:
 
     async def _rollout(self, plan: RolloutPlan) -> None:
         lease = await self._lease(plan)
+        if lease.get("state", "open") != "open":
+            return  # an environment that died had ended it
+        if self.is_stubborn:
+            await self._forget_session(plan)
         turns: list[Json] = []
         sequence = plan.prompt_ids
         for number, turn in enumerate(plan.turns):
@@ -172,8 +177,12 @@ class Environment:
             url = f"{self.orchestrator_url}/v1/leases/{lease['lease_id']}"
             await self._ask("DELETE", url)
         else:
-            url = f"{self.proxy_url}/v1/sessions/{plan.rollout_id}?delete_files=true"
-            await self._ask("DELETE", url, missing_is_fine=True)
+            await self._forget_session(plan)
+
+    async def _forget_session(self, plan: RolloutPlan) -> None:
+        """What an earlier attempt at the rollout generated: nobody has its segments any more."""
+        url = f"{self.proxy_url}/v1/sessions/{plan.rollout_id}?delete_files=true"
+        await self._ask("DELETE", url, missing_is_fine=True)
 
     async def _deliver(self, plan: RolloutPlan, body: Json) -> None:
         self.bodies[plan.rollout_id] = body
@@ -189,14 +198,26 @@ class Environment:
     ) -> httpx.Response:
         """One call, again while the service says that it will be able to later."""
         options.setdefault("headers", self.headers)
-        for _ in range(RETRIES_MAX):
-            answer = await self.client.request(method, url, **options)
-            if answer.status_code not in {429, 503}:
-                break
+        later = {429, 502, 503, 504} if self.is_stubborn else {429, 503}
+        for attempt in range(RETRIES_MAX):
+            try:
+                answer = await self.client.request(method, url, **options)
+            except httpx.TransportError:
+                if not self.is_stubborn or attempt == RETRIES_MAX - 1:
+                    raise
+            else:
+                if answer.status_code not in later and not is_cut_short(answer):
+                    break
             await asyncio.sleep(RETRY_WAIT_S)
         if not answer.is_success and not (missing_is_fine and answer.status_code == 404):
             raise RequestRefused(f"{method} {url}", answer)
         return answer
+
+
+def is_cut_short(answer: httpx.Response) -> bool:
+    """Whether a stream ended before its end: its engine died."""
+    is_stream = answer.headers.get("content-type", "").startswith("text/event-stream")
+    return is_stream and not answer.content.rstrip().endswith(b"[DONE]")
 
 
 def joined_events(content: bytes) -> Json:

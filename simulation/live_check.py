@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import httpx
 
+from services.inference_proxy.config import ProxySettings
 from simulation import targets
 from simulation.calls import RunStopped
 from simulation.checker import CheckPlan, Result
@@ -15,7 +16,7 @@ from simulation.generation import Pool, make_root, proxy_settings, start_pool, u
 from simulation.live import LiveRun
 from simulation.models import load_shape
 from simulation.plan import make_plan
-from simulation.processes import Cluster, ProcessFailed, pick_ports
+from simulation.processes import Cluster, ProcessFailed, Running, pick_ports
 from simulation.replay import Trainer, end_trainer, start_trainer
 from simulation.sample_check import check_ranks
 from simulation.strays import emptied
@@ -31,7 +32,13 @@ class LiveSystem:
 
     pool: Pool
     trainer: Trainer
-    proxy_url: str
+    proxy: Running
+    proxy_settings: ProxySettings
+
+    @property
+    def proxy_url(self) -> str:
+        """Where environments send their turns."""
+        return url_of(self.proxy_settings.port)
 
 
 async def check_live(plan: CheckPlan, result: Result, *, model: str) -> None:
@@ -44,13 +51,15 @@ async def check_live(plan: CheckPlan, result: Result, *, model: str) -> None:
     with Cluster(plan.out / "logs" / "live") as cluster:
         async with http_client() as client:
             try:
-                system = await _start(cluster, client, plan, model)
+                system = await start_live(cluster, client, plan, model)
                 live = LiveRun(
                     client=client,
                     proxy_url=system.proxy_url,
                     orchestrator_url=system.trainer.orchestrator_url,
                     feed_url=system.trainer.feed_url,
-                    engine_urls=[url_of(engine.port) for engine in system.pool.engines],
+                    engine_urls={
+                        engine.name: url_of(engine.port) for engine in system.pool.engines
+                    },
                     watch=cluster.check,
                 )
                 environment = Environment(
@@ -87,9 +96,15 @@ async def check_live(plan: CheckPlan, result: Result, *, model: str) -> None:
     await asyncio.to_thread(shutil.rmtree, out)
 
 
-async def _start(
-    cluster: Cluster, client: httpx.AsyncClient, plan: CheckPlan, model: str
+async def start_live(
+    cluster: Cluster,
+    client: httpx.AsyncClient,
+    plan: CheckPlan,
+    model: str,
+    *,
+    is_mortal: bool = False,
 ) -> LiveSystem:
+    """Start everything but the environment. ``is_mortal``: ranks keep what a successor needs."""
     out = plan.out / "work" / "live"
     root = await asyncio.to_thread(make_root, out / "root")
     pool = await start_pool(
@@ -112,6 +127,7 @@ async def _start(
         seq_len=plan.seq_len,
         step_rollouts=max(2, plan.step_rollouts // 2),
         name="live",
+        ranks_keep_state=is_mortal,
         options={"proxy_url": url_of(port), "proxy_poll_s": 0.2, "max_off_policy_steps": 1000},
     )
     settings = proxy_settings(
@@ -119,4 +135,4 @@ async def _start(
     )
     proxy = cluster.start("proxy-live", targets.proxy, settings)
     await cluster.ready(proxy, f"{url_of(port)}/readyz", client)
-    return LiveSystem(pool=pool, trainer=trainer, proxy_url=url_of(port))
+    return LiveSystem(pool=pool, trainer=trainer, proxy=proxy, proxy_settings=settings)

@@ -134,6 +134,14 @@ class Cluster:
                 raise ProcessFailed(running.name, reason, running.log)
         self.forget(*some)
 
+    async def kill(self, running: Running) -> None:
+        """SIGKILL: it gets no chance to put anything in order."""
+        running.is_ending = True
+        running.process.kill()
+        while running.process.is_alive():  # noqa: ASYNC110 - SIGKILL cannot be refused
+            await asyncio.sleep(0.005)
+        self.forget(running)
+
     def forget(self, *some: Running) -> None:
         """Give back what is left of processes that have ended."""
         for running in some:

@@ -30,12 +30,14 @@ class RankSettings:
     model: ModelShape
     out: Path
     step_timeout_s: float = 120.0
+    keeps_state: bool = False  # a rank that may be killed goes on where its checkpoint says
 
 
 def run_rank(settings: RankSettings) -> None:
     """Until the feed ends. Raises what RankFeed raises: a rank that fails exits non-zero."""
     settings.out.mkdir(parents=True, exist_ok=True)
-    _forget_earlier(settings)
+    if not settings.keeps_state:
+        _forget_earlier(settings)
     idle_bytes = resident_bytes(os.getpid())
     with RankFeed(
         settings.endpoint,
@@ -45,11 +47,14 @@ def run_rank(settings: RankSettings) -> None:
         payload_root=settings.payload_root,
         run_id=settings.run_id,
         model=settings.model,
+        committed_step=_checkpoint(settings),
         step_timeout_s=settings.step_timeout_s,
     ) as feed:
         for step in feed:
             for batch in step:
                 dump(batch, settings)
+            if settings.keeps_state:
+                _save_checkpoint(settings, step.step)
             step.commit()
     grown_bytes = max(0, peak_bytes(os.getpid()) - idle_bytes)
     _done_path(settings).write_text(json.dumps({"grown_bytes": grown_bytes}))
@@ -57,6 +62,27 @@ def run_rank(settings: RankSettings) -> None:
 
 def _done_path(settings: RankSettings) -> Path:
     return settings.out / f"rank{settings.global_rank}{DONE_SUFFIX}"
+
+
+def _checkpoint_path(settings: RankSettings) -> Path:
+    return settings.out / f"rank{settings.global_rank}.step"
+
+
+def _checkpoint(settings: RankSettings) -> int | None:
+    """The step whose optimizer step this rank holds; None leaves it to the feed's memory."""
+    if not settings.keeps_state:
+        return None
+    try:
+        return int(_checkpoint_path(settings).read_text())
+    except FileNotFoundError:
+        return 0
+
+
+def _save_checkpoint(settings: RankSettings, step: int) -> None:
+    """As a trainer does after its optimizer step and before it commits: whole or not at all."""
+    aside = _checkpoint_path(settings).with_suffix(".aside")
+    aside.write_text(str(step))
+    aside.replace(_checkpoint_path(settings))
 
 
 def _forget_earlier(settings: RankSettings) -> None:

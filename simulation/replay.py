@@ -35,9 +35,20 @@ class Trainer:
     orchestrator: Running
     feed: Running
     ranks: list[Running]
-    orchestrator_url: str
-    feed_url: str
+    orchestrator_settings: OrchestratorSettings
+    feed_settings: FeedSettings
+    rank_settings: list[RankSettings]
     root: Path | None
+
+    @property
+    def orchestrator_url(self) -> str:
+        """Where rollouts go."""
+        return url_of(self.orchestrator_settings.port)
+
+    @property
+    def feed_url(self) -> str:
+        """Where steps go."""
+        return url_of(self.feed_settings.port)
 
     @property
     def processes(self) -> list[Running]:
@@ -70,6 +81,7 @@ async def start_trainer(
     step_rollouts: int,
     name: str,
     options: dict[str, Any],
+    ranks_keep_state: bool = False,
 ) -> Trainer:
     """Start all processes of a trainer. ``options`` are further settings of the orchestrator."""
     orchestrator_port, feed_port, rank_port = pick_ports(3)
@@ -81,9 +93,8 @@ async def start_trainer(
         "layout": topology.layout,
         "log_level": "warning",
     }
-    feed = cluster.start(
-        f"feed-{name}", targets.feed, FeedSettings(port=feed_port, endpoint=endpoint, **grid)
-    )
+    feed_settings = FeedSettings(port=feed_port, endpoint=endpoint, **grid)
+    feed = cluster.start(f"feed-{name}", targets.feed, feed_settings)
     settings = OrchestratorSettings(
         port=orchestrator_port,
         payload_root=root,
@@ -99,9 +110,13 @@ async def start_trainer(
         **options,
     )
     orchestrator = cluster.start(f"orchestrator-{name}", targets.orchestrator, settings)
+    grid_of_ranks = [
+        replace(rank, keeps_state=ranks_keep_state)
+        for rank in rank_settings(topology, endpoint, shape, root, out)
+    ]
     ranks = [
         cluster.start(f"rank{rank.global_rank}-{name}", targets.rank, rank)
-        for rank in rank_settings(topology, endpoint, shape, root, out)
+        for rank in grid_of_ranks
     ]
     await cluster.ready(feed, f"{url_of(feed_port)}/readyz", client)
     await cluster.ready(orchestrator, f"{url_of(orchestrator_port)}/healthz", client)
@@ -109,8 +124,9 @@ async def start_trainer(
         orchestrator=orchestrator,
         feed=feed,
         ranks=ranks,
-        orchestrator_url=url_of(orchestrator_port),
-        feed_url=url_of(feed_port),
+        orchestrator_settings=settings,
+        feed_settings=feed_settings,
+        rank_settings=grid_of_ranks,
         root=root,
     )
 

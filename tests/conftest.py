@@ -21,3 +21,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fuzz-examples", type=int, default=15, help="requests per operation (default 15)"
     )
+    parser.addoption(
+        "--crash-seeds",
+        type=int,
+        default=10,
+        help="seeds of the live run with crashes (default 10)",
+    )
