@@ -5,7 +5,7 @@ SIDEBAND_TORCH ?= 1
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 .DEFAULT_GOAL := help
-.PHONY: help bench bench-full demo example test test-fast test-faults test-slow lint types check openapi lock up down build clean torch
+.PHONY: help bench bench-full demo example test test-fast test-faults test-nfs test-slow lint types check openapi lock up down build clean torch
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -49,6 +49,11 @@ CRASH_SEEDS ?= 20
 test-faults: torch ## seeded faults and crashes, so many seeds of each; says what was injected
 	$(PYTEST) -n 2 -m "not docker" tests/faults --fault-seeds $(FAULT_SEEDS)
 	$(PYTEST) tests/e2e/test_crashes.py --crash-seeds $(CRASH_SEEDS)
+
+NFS_AT ?=
+NFS_SHARED ?=
+test-nfs: .venv/.ready ## two NFS clients: NFS_AT runs a command on one, NFS_SHARED is seen at their /
+	$(PYTEST) tests/nfs --nfs-at "$(NFS_AT)" --nfs-shared "$(NFS_SHARED)"
 
 bench: .venv/.ready ## measure both sides in one run; writes docs/performance.md (a few minutes)
 	$(BIN)/python -m bench --out docs

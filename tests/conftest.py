@@ -27,3 +27,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=10,
         help="seeds of the live run with crashes (default 10)",
     )
+    parser.addoption("--nfs-at", default="", help="command that runs one on an NFS client")
+    parser.addoption("--nfs-shared", default="", help="folder that NFS clients see at their /")
