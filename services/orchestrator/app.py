@@ -127,7 +127,7 @@ def _terms(settings: OrchestratorSettings, metrics: Metrics, world: World) -> Te
                 settings, stack, metrics, opened, world.clock_s, is_fresh=is_fresh
             )
             feed = await _feed(settings, stack, world.feed)
-            proxy = await _proxy(settings, stack, world.proxy)
+            service.proxy = proxy = await _proxy(settings, stack, world.proxy)
             service.let_out_resumption()
             async with _background(service, feed, proxy):
                 yield service
@@ -259,6 +259,7 @@ def work(
         jobs += [loops.ship_steps(service, feed), loops.poll_feed(service, feed)]
     if proxy is not None:
         jobs += [loops.poll_proxy(service, proxy), loops.discard_sessions(service, proxy)]
+        jobs.append(service.releases.run(proxy))
     else:
         jobs.append(loops.forget_sessions(service))
     if service.files is not None:

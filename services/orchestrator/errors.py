@@ -11,6 +11,7 @@ Problem
 ├── RolloutInStep (409)      too late to drop it: a rank may have to read its files
 ├── PolicyUnknown, PolicyBehind, TooManyLeases, TooManyRollouts (503, with Retry-After)
 ├── LedgerBehind, LedgerUnavailable, NotLeading (503, with Retry-After)
+├── TurnsMissing, NoProxy, ProxyUnavailable: ``reference_errors``
 ├── UnsupportedForm (415)    neither of the two forms of a rollout
 ├── NoPayloadRoot (409)      a file operation in an inline run
 ├── InvalidFileName (422)

@@ -41,12 +41,16 @@ class IntakeRules:
     strict_masks: bool
 
 
-def read(wire: RolloutWire, lease: Lease | None, rules: IntakeRules) -> Delivery:
-    """The delivery of one body. Without an open lease only its files matter."""
-    body = encode_rollout(wire)
+def read(
+    wire: RolloutWire, lease: Lease | None, rules: IntakeRules, digest: str | None = None
+) -> Delivery:
+    """The delivery of one body. Without an open lease only its files matter.
+
+    ``digest`` tells it from another body of the same rollout; its own by default.
+    """
     base = Delivery(
         rollout_id=RolloutId(wire.rollout_id),
-        digest=hashlib.sha256(body).hexdigest(),
+        digest=digest or hashlib.sha256(encode_rollout(wire)).hexdigest(),
         files=_files_named(wire, rules.run_id, lease.policy_version if lease else None),
     )
     if lease is None:

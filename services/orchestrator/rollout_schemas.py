@@ -8,7 +8,7 @@ from pydantic import Field
 
 from services.kit.bodies import Closed, Items
 from services.kit.turns import CHOICES_MAX, TURNS_MAX, TurnWire
-from services.orchestrator.wire import RolloutWire
+from services.orchestrator.wire import DeliveredWire, TurnRefWire
 from sideband.fields import Field as RowField
 from sideband.ids import ID_PATTERN
 from sideband.model import ModelShape
@@ -143,8 +143,18 @@ class TurnBody(Closed):
         )
 
 
+class TurnRefBody(Closed):
+    """One choice of a request whose turn the proxy has kept."""
+
+    request_id: Id = Field(
+        description="As the answer named it: request_id, or id on OpenAI routes.",
+        examples=["g7.r0.t0"],
+    )
+    choice: int = Field(default=0, ge=0, lt=CHOICES_MAX, description="Which one.", examples=[0])
+
+
 class RolloutBody(Closed):
-    """A finished rollout."""
+    """A finished rollout: with its turns, or with where the proxy has kept them."""
 
     rollout_id: Id = Field(description="As in its lease.", examples=["g7.r0"])
     status: Literal["completed", "failed", "aborted", "cancelled"] = Field(
@@ -161,14 +171,41 @@ class RolloutBody(Closed):
         default=[], max_length=TURNS_MAX, description="Its requests, in order."
     )
 
-    def to_wire(self) -> RolloutWire:
+    turn_refs: Items[TurnRefBody] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=TURNS_MAX,
+        description="In place of turns: its requests, in order; the proxy has kept them.",
+    )
+    session_id: Id | None = Field(
+        default=None,
+        description="In place of turns: all turns of this session at the proxy.",
+        examples=["g7.r0"],
+    )
+    choice: int = Field(
+        default=0,
+        ge=0,
+        lt=CHOICES_MAX,
+        description="Of the session's requests.",
+        examples=[0],
+    )
+
+    def to_wire(self) -> DeliveredWire:
         """The binary form's struct."""
-        return RolloutWire(
+        return DeliveredWire(
             rollout_id=self.rollout_id,
             status=self.status,
             reward=self.reward,
             advantage=self.advantage,
             turns=[turn.to_wire() for turn in self.turns],
+            turn_refs=None
+            if self.turn_refs is None
+            else [
+                TurnRefWire(request_id=each.request_id, choice=each.choice)
+                for each in self.turn_refs
+            ],
+            session_id=self.session_id,
+            choice=self.choice,
         )
 
 

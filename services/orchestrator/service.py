@@ -37,7 +37,9 @@ from services.orchestrator.ledger import Ledger
 from services.orchestrator.lifecycle import Phase, Run
 from services.orchestrator.limits import DECODE_INLINE_BYTES_MAX
 from services.orchestrator.metrics import Metrics
+from services.orchestrator.proxy_client import ProxyClient
 from services.orchestrator.records import Change, Lease, LeaseState, Rollout
+from services.orchestrator.releases import Releases
 from services.orchestrator.resuming import Resumption
 from services.orchestrator.sweep import SweepRules, VersionPlan, orphaned_versions
 from services.orchestrator.wire import RolloutWire
@@ -67,6 +69,8 @@ class Orchestrator:
         self.resumption = resumption
         self.plan: PackingPlan = settings.packing_plan()
         self.sessions: asyncio.Queue[SessionId] = asyncio.Queue()  # to be discarded
+        self.releases = Releases()
+        self.proxy: ProxyClient | None = None  # where turns are fetched; the app sets it
         self.to_build = asyncio.Event()  # something may be ready to be built
         self.to_ship = asyncio.Event()  # something may be ready to be shipped
         self.feed_failure: Failure | None = None  # as the feed says
@@ -158,8 +162,10 @@ class Orchestrator:
         await self.commit(change)
         return lease
 
-    async def deliver(self, wire: RolloutWire, size_bytes: int) -> Rollout:
-        """Take a finished rollout in. Idempotent by id and content.
+    async def deliver(
+        self, wire: RolloutWire, size_bytes: int, *, digest: str | None = None
+    ) -> Rollout:
+        """Take a finished rollout in. Idempotent by id and content, or by id and ``digest``.
 
         Raises RolloutRefused, RolloutConflict, LeaseUnknown, TooManyRollouts.
         """
@@ -170,9 +176,9 @@ class Orchestrator:
             raise TooManyRollouts("The trainer is behind.", headers=RETRY_SOON)
         reading = lease if is_open else None
         if size_bytes <= DECODE_INLINE_BYTES_MAX:
-            delivery = read(wire, reading, self._intake)
+            delivery = read(wire, reading, self._intake, digest)
         else:
-            delivery = await asyncio.to_thread(read, wire, reading, self._intake)
+            delivery = await asyncio.to_thread(read, wire, reading, self._intake, digest)
         if collecting.known(self.book, delivery.rollout_id, delivery.digest) is None:
             delivery = await self._checked(delivery)
         before = collecting.known(self.book, delivery.rollout_id, delivery.digest)

@@ -5,18 +5,19 @@ the ranks get can be compared with something that shares no code with what is te
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sideband.feed.micro_batch import RankMicroBatch
 from tests.integration.way import Way
-from tests.services.inference_proxy.stub import HF_CONFIG, kept_ids, true_rows
+from tests.services.inference_proxy.stub import HF_CONFIG, kept_ids, logprob_of, true_rows
 
 __all__ = ["HF_CONFIG"]
 
-SAMPLING = {"temperature": 1.0, "top_k": 20, "top_p": 0.9}
+HandIn = Literal["turns", "requests", "session"]
+SAMPLING = {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "logprobs": 0}
 
 
 @dataclass(slots=True)
@@ -35,6 +36,7 @@ class Driver:
     name: str
     turns: list[dict[str, Any]] = field(default_factory=list)
     version: str = ""
+    hands_in: HandIn = "turns"
 
     async def lease(self, group: str, size: int) -> None:
         """Take the rollout's lease."""
@@ -76,11 +78,20 @@ class Driver:
 
     async def deliver(self, **more: Any) -> dict[str, Any]:
         """Hand the rollout in."""
-        body = {"rollout_id": self.name, "status": "completed", "turns": self.turns, **more}
+        body = {"rollout_id": self.name, "status": "completed", **self._turns(), **more}
         reply = await self.way.orchestrator.post("/v1/rollouts", json=body)
         assert reply.status_code < 300, reply.text
         receipt: dict[str, Any] = reply.json()
         return receipt
+
+    def _turns(self) -> dict[str, Any]:
+        """The turns, or where the proxy has them: of one that was given up it knows nothing."""
+        if self.hands_in == "session":
+            return {"session_id": self.name}
+        if self.hands_in == "requests":
+            answered = [turn for turn in self.turns if turn["completion_token_ids"]]
+            return {"turn_refs": [{"request_id": turn["request_id"]} for turn in answered]}
+        return {"turns": self.turns}
 
 
 def turn_of(prompt: list[int], answer: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +101,7 @@ def turn_of(prompt: list[int], answer: dict[str, Any]) -> dict[str, Any]:
         "request_id": answer["request_id"],
         "prompt_token_ids": prompt,
         "completion_token_ids": choice["token_ids"],
-        "logprobs": [-0.25 * (token % 8) for token in choice["token_ids"]],
+        "logprobs": [logprob_of(token) for token in choice["token_ids"]],
         "temperature": 1.0,
         "top_p": 0.9,
         "top_k": 20,
@@ -104,9 +115,11 @@ def turn_of(prompt: list[int], answer: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in turn.items() if value is not None}
 
 
-async def agent(way: Way, index: int, *, group: str, size: int, reward: float) -> list[Branch]:
+async def agent(
+    way: Way, index: int, *, group: str, size: int, reward: float, hands_in: HandIn = "turns"
+) -> list[Branch]:
     """Five turns: a tool, a prefix tokenised anew, the main line again, an abort."""
-    driver = Driver(way, f"{group}-r{index}")
+    driver = Driver(way, f"{group}-r{index}", hands_in=hands_in)
     await driver.lease(group, size)
     first = await driver.turn([index + 1, 3, 5, 7, 11], 4)
     main = await driver.turn([*first, 20, 21, 22], 4)
@@ -119,9 +132,9 @@ async def agent(way: Way, index: int, *, group: str, size: int, reward: float) -
     return [Branch(end, trained), Branch(forked, {10, 11, 12})]
 
 
-async def long_one(way: Way, *, seq_len: int) -> list[Branch]:
+async def long_one(way: Way, *, seq_len: int, hands_in: HandIn = "turns") -> list[Branch]:
     """A rollout alone in its group, whose second turn is cut in its completion."""
-    driver = Driver(way, "long")
+    driver = Driver(way, "long", hands_in=hands_in)
     await driver.lease("long", 1)
     first = await driver.turn([50, 51, 52], 2)
     tool = [(7 * i) % 64 for i in range(seq_len - len(first) - 3)]

@@ -19,6 +19,7 @@ from sideband.payload.root import PayloadRoot
 from tests.field.rollouts import (
     HF_CONFIG,
     Branch,
+    HandIn,
     agent,
     check_branch,
     check_routing,
@@ -65,7 +66,13 @@ def disobeying_pair() -> dict[str, StubEngine]:
 
 
 async def play(
-    tmp_path: Path, engines: dict[str, StubEngine], *, by_handle: bool, cp_size: int, layout: Layout
+    tmp_path: Path,
+    engines: dict[str, StubEngine],
+    *,
+    by_handle: bool,
+    cp_size: int,
+    layout: Layout,
+    hands_in: HandIn = "turns",
 ) -> tuple[list[list[RankMicroBatch]], dict[str, Branch], dict[str, Any]]:
     """All ranks' micro batches of one run, what is expected of each sample, and what was seen."""
     config = tmp_path / "config.json"
@@ -83,9 +90,12 @@ async def play(
         deterministic=True,
     ) as way:
         for index, reward in enumerate(REWARDS):
-            branches = await agent(way, index, group="g", size=len(REWARDS), reward=reward)
+            branches = await agent(
+                way, index, group="g", size=len(REWARDS), reward=reward, hands_in=hands_in
+            )
             _expect(expected, f"g-r{index}", branches)
-        _expect(expected, "long", await long_one(way, seq_len=SEQ_LEN))
+        long = await long_one(way, seq_len=SEQ_LEN, hands_in=hands_in)
+        _expect(expected, "long", long)
         seen = {"rows_on_disk": _rows_on_disk(root)}
         await _drain(way)
         return await way.train(), expected, seen
@@ -160,3 +170,32 @@ async def test_four_ways_give_each_rank_the_same_bits_and_the_truth(
             new = (19 - 1) + (13 - 1 - 7)
             assert seen["rows_on_disk"] == 3 * new + (SEQ_LEN + 3 - 1), "no row was written twice"
     assert len({str(each) for each in digests.values()}) == 1, digests
+
+
+@pytest.mark.parametrize("name", ["inline", "handle", "spill", "pair"])
+async def test_a_rollout_by_reference_gives_each_rank_the_same_bits(
+    tmp_path: Path, name: str
+) -> None:
+    """The client knows request ids, or a session, and rewards: the proxy has the rest."""
+    engines: dict[str, Engines] = {
+        "inline": colocated,
+        "handle": colocated,
+        "spill": stock,
+        "pair": disobeying_pair,
+    }
+    digests = []
+    ways: list[HandIn] = ["turns", "requests", "session"]
+    for hands_in in ways:
+        folder = tmp_path / hands_in
+        folder.mkdir()
+        batches, expected, _ = await play(
+            folder,
+            engines[name](),
+            by_handle=name != "inline",
+            cp_size=2,
+            layout="zigzag",
+            hands_in=hands_in,
+        )
+        check_all(batches, expected)
+        digests.append([[batch.digest() for batch in rank] for rank in batches])
+    assert digests[0] == digests[1] == digests[2]

@@ -26,9 +26,16 @@ from services.orchestrator.limits import (
     DETAIL_CHARACTERS_MAX,
     LIST_ITEMS_MAX,
 )
+from services.orchestrator.reference_errors import (
+    NoProxy,
+    ProxyUnavailable,
+    TurnGone,
+    TurnsMissing,
+)
+from services.orchestrator.references import deliver_by_reference
 from services.orchestrator.rollout_schemas import RolloutBody, inlined_schema
 from services.orchestrator.schemas import Receipt, Rollouts, RolloutView
-from services.orchestrator.wire import ROLLOUT_CONTENT_TYPE, RolloutWire, decode_rollout
+from services.orchestrator.wire import ROLLOUT_CONTENT_TYPE, DeliveredWire, decode_rollout
 from sideband.ids import RolloutId
 
 router = APIRouter(tags=["rollouts"])
@@ -64,12 +71,20 @@ _REQUEST_BODY: Final = {
         LeaseUnknown,
         RolloutConflict,
         TooManyRollouts,
+        TurnsMissing,
+        TurnGone,
+        NoProxy,
+        ProxyUnavailable,
         *REFUSALS.values(),
     ),
     openapi_extra=_REQUEST_BODY,
 )
 async def deliver_rollout(request: Request, service: Service) -> Receipt:
-    """Idempotent by rollout id and content. A refused rollout ends its lease; its files go."""
+    """Idempotent by rollout id and content. A refused rollout ends its lease; its files go.
+
+    In place of `turns` it may name the turns that the proxy has kept, by `turn_refs` or by
+    `session_id`. If one of them cannot be given the lease stays open.
+    """
     content_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     decode = {JSON: _from_json, ROLLOUT_CONTENT_TYPE: decode_rollout}.get(content_type)
     if decode is None:
@@ -90,10 +105,14 @@ async def deliver_rollout(request: Request, service: Service) -> Receipt:
         raise RequestValidationError([fault]) from exc
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise InvalidRequest(f"body: {exc}"[:DETAIL_CHARACTERS_MAX]) from exc
-    return Receipt.of(await service.deliver(wire, len(body)))
+    if wire.ways > 1:
+        raise InvalidRequest("body: has more than one of turns, turn_refs and session_id")
+    if wire.is_by_reference:
+        return Receipt.of(await deliver_by_reference(service, service.proxy, wire))
+    return Receipt.of(await service.deliver(wire.with_turns(wire.turns), len(body)))
 
 
-def _from_json(body: bytes) -> RolloutWire:
+def _from_json(body: bytes) -> DeliveredWire:
     return RolloutBody.model_validate(orjson.loads(body)).to_wire()
 
 

@@ -74,6 +74,11 @@ def kept_ids(token: int) -> list[int]:
     return sorted({token, (token + 5) % MODEL.vocab_size})
 
 
+def logprob_of(token: int) -> float:
+    """Of a sampled token."""
+    return -0.25 * (token % 8)
+
+
 @dataclass(slots=True)
 class StubEngine:
     """One engine. ``script`` answers the next requests instead of it, one function each."""
@@ -170,6 +175,9 @@ class StubEngine:
                     "sampling_mask": masks,
                 }
             )
+            if params.get("logprobs") is not None:
+                entries = [{"token_id": t, "logprob": logprob_of(t), "rank": 1} for t in completion]
+                choices[-1]["logprobs"] = {"content": entries}
         answer: Json = {
             "request_id": f"generate-tokens-{body['request_id']}",
             "choices": choices,
@@ -206,6 +214,8 @@ class StubEngine:
             last = len(choice["token_ids"]) - 1
             for i, token in enumerate(choice["token_ids"]):
                 part = {**choice, "token_ids": [token], "finish_reason": None}
+                if "logprobs" in choice:
+                    part["logprobs"] = {"content": [choice["logprobs"]["content"][i]]}
                 part["routed_experts"] = None
                 masks = choice["sampling_mask"]
                 part["sampling_mask"] = None if masks is None else [masks[i]]
