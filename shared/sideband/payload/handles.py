@@ -1,11 +1,14 @@
 """Open payload files, kept for a while: descriptors and parsed headers, bounded and thread-safe."""
 
+import os
 import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Final
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +66,10 @@ class OpenFiles:
     def __init__(self, open_payload: Callable[[str], OpenPayload], *, files_max: int) -> None:
         self._open_payload = open_payload
         self._files_max = files_max
+        self._start()
+        _ALL.add(self)
+
+    def _start(self) -> None:
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
 
@@ -166,3 +173,18 @@ class _Use:
 
     def __exit__(self, *_: object) -> None:
         self._files._release(self._file, self._entry)
+
+
+_ALL: Final[WeakSet[OpenFiles]] = WeakSet()
+
+
+def _start_anew_in_child() -> None:
+    """A fork copies the locks that other threads held; nobody would ever release them there.
+
+    The descriptors of the copied entries stay open: the forking thread may be using one.
+    """
+    for files in _ALL:
+        files._start()
+
+
+os.register_at_fork(after_in_child=_start_anew_in_child)

@@ -4,6 +4,7 @@ import itertools
 import os
 import random
 import resource
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -280,6 +281,21 @@ def test_a_refused_file_leaves_no_descriptor_behind(
         with suppress(PayloadError):
             reader.header(report.file or "")
     assert open_descriptors() == before
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_does_not_wait_for_locks_that_nobody_holds_there(opener: Opener) -> None:
+    files = OpenFiles(opener, files_max=2)
+    with files.use("1"):  # the child has no thread that would ever leave this or give the lock back
+        with files._lock:
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(5)
+                os._exit(0 if [content(files, str(n)) for n in range(1, 4)] == [*"123"] else 1)
+            _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+    assert content(files, "1") == "1"
+    files.close()
 
 
 def test_a_deleted_file_gives_its_bytes_back_when_all_are_forgotten(
