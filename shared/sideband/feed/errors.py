@@ -21,7 +21,8 @@ FeedError (sideband.errors)
 ├── ModelMismatch           the trainer's model is not the one that was sampled
 ├── NoPayloadRoot           rows come by handle and the trainer gave no payload root
 ├── RankReadFailed          rows could not be read, after all attempts: file, range, attempts
-└── FeedClosed              close() was called
+├── FeedClosed              close() was called
+└── WrongProcess            made in one process and used in another: a fork has none of its threads
 """
 
 from sideband.errors import FeedError
@@ -192,3 +193,14 @@ class RankReadFailed(FeedError):
 
 class FeedClosed(FeedError):
     """The feed was closed while something waited on it."""
+
+
+class WrongProcess(FeedError):
+    """A RankFeed that was made before a fork is used after it: its threads are not there."""
+
+    def __init__(self, *, made_in: int, used_in: int) -> None:
+        self.made_in, self.used_in = made_in, used_in
+        super().__init__(
+            f"a RankFeed of process {made_in} is used in process {used_in}: make it in the process "
+            "that iterates, as RankFeedDataset does"
+        )

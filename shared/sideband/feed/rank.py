@@ -5,6 +5,7 @@ the next micro batches while the trainer works on this one, and a pool reads row
 """
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +14,7 @@ from uuid import uuid4
 
 from sideband.batch.types import Align
 from sideband.feed.assembly import Assembler, View
-from sideband.feed.errors import FeedTimeout, StepUnfinished
+from sideband.feed.errors import FeedTimeout, StepUnfinished, WrongProcess
 from sideband.feed.layers import Fill
 from sideband.feed.link import RankLink
 from sideband.feed.messages import HelloMessage
@@ -41,7 +42,7 @@ class RankFeed:
     Iterating raises StepFailed (some rank gave the step up), RankReadFailed (this rank did),
     RankRefused, StepMissing, ModelMismatch, FeedTimeout after ``step_timeout_s`` without a micro
     batch or ``join_timeout_s`` without a welcome. It stops when the orchestrator ended the run.
-    Not thread-safe, and must be made in the process that uses it.
+    Not thread-safe, and must be made in the process that uses it: WrongProcess after a fork.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class RankFeed:
         commit_timeout_s: float = 60.0,
         peer_timeout_s: float = 10.0,
     ) -> None:
+        self._pid = os.getpid()
         self._step_timeout_s, self._join_timeout_s = step_timeout_s, join_timeout_s
         self._commit_timeout_s = commit_timeout_s
         self._payload_root = None if payload_root is None else Path(payload_root)
@@ -108,15 +110,21 @@ class RankFeed:
         self._reader = PayloadReader(root, model=model)
         return self._reader
 
+    def _require_own_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise WrongProcess(made_in=self._pid, used_in=os.getpid())
+
     @property
     def run_id(self) -> RunId | None:
         """The run that the feed serves; None before the welcome."""
+        self._require_own_process()
         run_id = self._link.look(lambda session: session.run_id)
         return None if run_id is None else RunId(run_id)
 
     @property
     def committed_step(self) -> int | None:
         """The last committed step that this rank knows of."""
+        self._require_own_process()
         return self._link.look(lambda session: session.committed)
 
     def __iter__(self) -> Iterator["RankStep"]:
@@ -131,6 +139,7 @@ class RankFeed:
 
     def next_micro_batch(self) -> RankMicroBatch | None:
         """The next one over all steps; None after the last. Raises as iterating does."""
+        self._require_own_process()
         if self._link.look(lambda session: session.welcome) is None:
             self._link.wait(
                 lambda session: session.welcome, "the welcome", timeout_s=self._join_timeout_s
@@ -142,6 +151,7 @@ class RankFeed:
 
         Raises StepFailed when the step failed meanwhile, FeedTimeout without an answer.
         """
+        self._require_own_process()
         self._link.act(lambda session: session.want_commit(step))
         self._link.wait(
             lambda session: (session.committed or 0) >= step or None,
@@ -150,8 +160,11 @@ class RankFeed:
         )
 
     def close(self) -> None:
-        """Leave the feed and join all threads. A failure of this rank is told first. Idempotent."""
-        if self._is_closed:
+        """Leave the feed and join all threads. A failure of this rank is told first. Idempotent.
+
+        Does nothing in a fork: the feed is the other process's.
+        """
+        if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
         with contextlib.suppress(FeedTimeout):  # the feed is gone: then it hears of us by silence

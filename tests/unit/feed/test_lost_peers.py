@@ -18,6 +18,7 @@ from sideband.feed.errors import (
     MalformedFrame,
     RankRefused,
     StepFailed,
+    WrongProcess,
 )
 from sideband.feed.frames import encode_message
 from sideband.feed.link import RankLink
@@ -220,3 +221,36 @@ def test_a_link_that_never_started_closes() -> None:
     link.act(lambda _: [])  # a late wake-up of a closed link is nothing
     with pytest.raises(FeedClosed):
         link.wait(lambda _: None, "nothing", timeout_s=1)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_rank_feed_in_a_fork_is_a_named_error_and_not_a_hang() -> None:
+    step = make_step(step=1, form=None, model=None, dp_size=1, cp_size=1)
+    with live_feed(plan_of(step)) as feed:
+        rank = feed.rank(0, 0)
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(10)
+            os._exit(named_uses(rank))
+        _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 4
+        feed.put(step)
+        feed.do(lambda server: server.end())
+        assert len(read_all(rank)) == step.micro_batch_count
+
+
+def named_uses(rank: RankFeed) -> int:
+    """How many ways to use the feed end in the named error; closing it does nothing."""
+    named = 0
+    for use in (
+        lambda: next(iter(rank)),
+        lambda: rank.commit(1),
+        lambda: rank.run_id,
+        lambda: rank.committed_step,
+    ):
+        try:
+            use()
+        except WrongProcess as exc:
+            named += exc.made_in == os.getppid()
+    rank.close()
+    return named
