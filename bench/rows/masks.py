@@ -4,40 +4,54 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Final
+from unittest.mock import patch
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from bench.registry import Row
 from bench.results import Claim, Curve, RowResult, Series
 from bench.scale import Scale
 from bench.timing import Timings, paired
-from bench.workload import VOCAB_SIZE, kept_counts, kept_sets
+from bench.workload import VOCAB_SIZE, kept_counts, kept_sets, sampled_tokens
+from sideband.compiled import Loop, compile_loops
 from sideband.masks.rows import MaskRows
-from sideband.payload.encodings import MASK_ENCODINGS, MaskEncoding, mask_blocks
+from sideband.payload.encodings import (
+    DEFAULT_ENCODINGS,
+    MASK_ENCODINGS,
+    MaskEncoding,
+    mask_blocks,
+)
 
 SOURCE_ROW_BYTES: Final = 4.0  # the source's packed form: a start per token ...
 SOURCE_ID_BYTES: Final = 2.25  # ... and 18 bits per kept id
 PLAIN_ID_BYTES: Final = 4.0  # an int32 per kept id
 LISTS: Final = "inline: JSON lists to arrays"
 LIMIT: Final = "limit: memcpy of the decoded ids"
-Block = tuple[int, bytes]  # rows, stored bytes
+Tokens = NDArray[np.int32]
+Block = tuple[int, int, bytes]  # rows [first, last), stored bytes
 
 
 def measure(scale: Scale) -> RowResult:
     """Every mask encoding against the source's packed form, JSON lists, and a memcpy of the ids."""
     rows = scale.pick(tiny=500, quick=200_000, full=1_000_000)
     masks = kept_sets(rows, vocab_size=VOCAB_SIZE, seed=3)
+    sampled = sampled_tokens(masks, seed=4)
     ids = len(masks.ids_M)
     text = orjson.dumps([masks[row].tolist() for row in range(rows)])
-    blocks = {name: encode(masks, one) for name, one in MASK_ENCODINGS.items()}
+    blocks = {name: encode(masks, sampled, one) for name, one in MASK_ENCODINGS.items()}
+    has_numba = compile_loops()
     sides: dict[str, Callable[[], object]] = {}
     sizes = {LISTS: len(text), LIMIT: 4 * ids}
     for name, encoding in MASK_ENCODINGS.items():
-        stored = sum(len(block) for _, block in blocks[name])
-        sides[f"{name}: encode"] = partial(encode, masks, encoding)
-        sides[f"{name}: decode, checked"] = partial(decode, blocks[name], encoding)
-        sizes[f"{name}: encode"] = sizes[f"{name}: decode, checked"] = stored
+        decoding = partial(decode, blocks[name], sampled, encoding)
+        sides[f"{name}: encode"] = partial(encode, masks, sampled, encoding)
+        if has_numba:
+            sides[f"{name}: decode, checked"] = decoding
+        sides[f"{name}: decode, checked, numpy only"] = partial(without_loops, decoding)
+        stored = sum(len(block) for *_, block in blocks[name])
+        sizes |= dict.fromkeys((side for side in sides if side.startswith(name)), stored)
     sides[LISTS] = lambda: from_lists(orjson.loads(text))
     sides[LIMIT] = masks.ids_M.copy
     timings = paired(sides, rounds=scale.rounds)
@@ -60,48 +74,79 @@ def measure(scale: Scale) -> RowResult:
 
 
 def _claims(name: str, stored: int, rows: int, ids: int, timings: Timings) -> list[Claim]:
-    decoding = f"{name}: decode, checked"
+    """The default encoding has to reach the targets; the other one stands beside it."""
+    is_default = name == DEFAULT_ENCODINGS.masks
     source_bytes = SOURCE_ROW_BYTES * rows + SOURCE_ID_BYTES * ids
-    return [
+    claims = [
         Claim(
             what=f"{name}: stored, of 4 B per token + 2.25 B per kept id",
             value=100 * stored / source_bytes,
             unit="%",
-            target=65,
-            is_ceiling=True,
+            target=65 if is_default else None,
+            is_ceiling=is_default,
         ),
         Claim(
             what=f"{name}: stored, of 4 B per kept id",
             value=100 * stored / (PLAIN_ID_BYTES * ids),
             unit="%",
         ),
-        Claim(
-            what=f"{name}: decoded on one core",
-            value=ids / timings.median(decoding) / 1e6,
-            unit="M ids/s",
-            target=200,
-        ),
-        Claim(
-            what=f"{name}: decodes faster than inline",
-            value=timings.ratio(LISTS, decoding),
-            unit="×",
-        ),
     ]
+    for way, note in (("decode, checked", ""), ("decode, checked, numpy only", ", numpy only")):
+        side = f"{name}: {way}"
+        if side not in timings.seconds:
+            continue
+        claims.append(
+            Claim(
+                what=f"{name}: decoded on one core{note}",
+                value=ids / timings.median(side) / 1e6,
+                unit="M ids/s",
+                target=200 if is_default and not note else None,
+            )
+        )
+        claims.append(
+            Claim(
+                what=f"{name}: decodes faster than inline{note}",
+                value=timings.ratio(LISTS, side),
+                unit="×",
+            )
+        )
+    return claims
 
 
-def encode(masks: MaskRows, encoding: MaskEncoding, vocab_size: int = VOCAB_SIZE) -> list[Block]:
+def encode(
+    masks: MaskRows, sampled: Tokens, encoding: MaskEncoding, vocab_size: int = VOCAB_SIZE
+) -> list[Block]:
     """The blocks of the rows, as the writer makes them."""
     return [
-        (last - first, b"".join(encoding.encode_block(masks.slice(first, last), vocab_size)))
-        for first, last in pairwise(mask_blocks(masks, vocab_size))
+        (
+            first,
+            last,
+            b"".join(
+                encoding.encode_block(masks.slice(first, last), sampled[first:last], vocab_size)
+            ),
+        )
+        for first, last in pairwise(mask_blocks(masks, vocab_size, encoding))
     ]
 
 
-def decode(blocks: list[Block], encoding: MaskEncoding, vocab_size: int = VOCAB_SIZE) -> MaskRows:
+def decode(
+    blocks: list[Block], sampled: Tokens, encoding: MaskEncoding, vocab_size: int = VOCAB_SIZE
+) -> MaskRows:
     """All rows again, every check on."""
     return MaskRows.concatenate(
-        [encoding.decode_block(memoryview(stored), rows, vocab_size) for rows, stored in blocks]
+        [
+            encoding.decode_rows(
+                memoryview(stored), last - first, vocab_size, first=0, sampled_N=sampled[first:last]
+            )
+            for first, last, stored in blocks
+        ]
     )
+
+
+def without_loops(decoding: Callable[[], MaskRows]) -> MaskRows:
+    """The same where numba is not installed."""
+    with patch.object(Loop, "for_items", lambda loop, count: None):
+        return decoding()
 
 
 def from_lists(lists: list[list[int]]) -> MaskRows:
@@ -130,10 +175,11 @@ def _by_vocabulary(scale: Scale) -> Curve:
     points: dict[str, list[tuple[float, float]]] = {name: [] for name in MASK_ENCODINGS}
     for vocab_size in vocabularies:
         masks = kept_sets(rows, vocab_size=vocab_size, seed=5)
+        sampled = sampled_tokens(masks, seed=6)
         sides: dict[str, Callable[[], object]] = {}
         for name, one in MASK_ENCODINGS.items():
-            blocks = encode(masks, one, vocab_size)
-            sides[name] = partial(decode, blocks, one, vocab_size)
+            blocks = encode(masks, sampled, one, vocab_size)
+            sides[name] = partial(decode, blocks, sampled, one, vocab_size)
         timings = paired(sides, rounds=scale.rounds)
         for name in sides:
             points[name].append((vocab_size, timings.median(name) / len(masks.ids_M) * 1e9))

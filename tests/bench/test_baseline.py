@@ -5,7 +5,7 @@ import pytest
 
 from bench.baseline.packing import decode_inline, encode_inline, pack_inline
 from bench.ours import feed_side, orchestrator_side
-from bench.rows.masks import decode, encode, from_lists
+from bench.rows.masks import decode, encode, from_lists, without_loops
 from bench.rows.pack_encode import by_handle, inline_samples
 from bench.workload import (
     NEMOTRON_SUPER,
@@ -98,8 +98,11 @@ def test_the_baseline_carries_every_routing_row() -> None:
 @pytest.mark.parametrize("name", list(MASK_ENCODINGS))
 def test_every_way_of_masks_gives_the_same_rows(name: str) -> None:
     masks = kept_sets(400, vocab_size=VOCAB_SIZE, seed=1)
+    sampled = sampled_tokens(masks, seed=2)
     encoding = MASK_ENCODINGS[name]
-    assert decode(encode(masks, encoding), encoding).equals(masks)
+    blocks = encode(masks, sampled, encoding)
+    assert decode(blocks, sampled, encoding).equals(masks)
+    assert without_loops(lambda: decode(blocks, sampled, encoding)).equals(masks)
     assert from_lists([masks[row].tolist() for row in range(len(masks))]).equals(masks)
 
 

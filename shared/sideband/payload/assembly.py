@@ -13,7 +13,7 @@ from sideband.ids import RequestId, RunId
 from sideband.masks.rules import runs_with_ids
 from sideband.model import ModelShape, RowDtype
 from sideband.payload.columns import MaskColumn, RoutingRows
-from sideband.payload.encodings import CSR_BITS, RAW, mask_blocks, routing_blocks
+from sideband.payload.encodings import MASK_ENCODINGS, RAW, Encodings, mask_blocks, routing_blocks
 from sideband.payload.errors import HeaderTooLarge
 from sideband.payload.header import PayloadHeader, Run, Section, encode_front, front_bytes
 from sideband.payload.layout import BLOCK_BYTES_MAX, BLOCK_ENTRY, Buffer, aligned, checksum
@@ -102,21 +102,24 @@ def routing_part(choice: int, routing: RoutingRows, ranges: Ranges, model: Model
     )
 
 
-def mask_part(choice: int, column: MaskColumn, model: ModelShape) -> Part:
+def mask_part(choice: int, column: MaskColumn, model: ModelShape, encodings: Encodings) -> Part:
     """The rows of a checked column that keep ids; a row without ids is a gap."""
     masks = column.masks.with_ids()
-    bounds = mask_blocks(masks, model.vocab_size)
+    sampled_N = column.sampled_token_ids_N[np.diff(column.masks.starts_N) > 0]
+    encoding = MASK_ENCODINGS[encodings.masks]
+    bounds = mask_blocks(masks, model.vocab_size, encoding)
     return Part(
         choice=choice,
         field="sampling_mask",
-        encoding=CSR_BITS.name,
+        encoding=encoding.name,
         dtype="int32",
         shape=(model.vocab_size,),
         layer_ids=(),
         runs=_runs(column.pos, runs_with_ids(column.masks)),
         blocks=[
-            (last - first, CSR_BITS.encode_block(masks.slice(first, last), model.vocab_size))
+            (last - first, encoding.encode_block(rows, sampled_N[first:last], model.vocab_size))
             for first, last in pairwise(bounds)
+            for rows in (masks.slice(first, last),)
         ],
     )
 

@@ -7,12 +7,13 @@ An encoding turns rows into the bytes of one self-contained block and back. ``ra
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sideband.masks import csr_bits
-from sideband.masks.bits import width_of
+from sideband.errors import InvalidInput
+from sideband.masks import csr_bits, others_rice
 from sideband.masks.rows import MaskRows
 from sideband.payload.columns import RowArray
 from sideband.payload.layout import BLOCK_BYTES_TARGET, Buffer
@@ -32,16 +33,43 @@ class RoutingEncoding:
     decode_block: Callable[[memoryview, RowArray], None]
 
 
+class DecodeMasks(Protocol):
+    """Decodes rows [first, first + N) of a block of ``rows`` rows, with N sampled tokens.
+
+    Raises TokenNotOfRow when a row is another token's, InvalidInput on bytes that no writer makes.
+    """
+
+    def __call__(
+        self,
+        stored: memoryview,
+        rows: int,
+        vocab_size: int,
+        *,
+        first: int,
+        sampled_N: NDArray[np.int32],
+    ) -> MaskRows: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskEncoding:
     """Kept sets as blocks.
 
-    ``decode_block(stored, rows, vocab_size)`` raises InvalidInput on bytes that no writer makes.
+    ``parts_of(masks, sampled, vocab_size)``: a block's bytes. ``bytes_before(masks, vocab_size)``
+    bounds them from above before each row and at the end, [N + 1]. No block of r rows takes less
+    than a · r + b bytes, with (a, b) = ``bytes_min``.
     """
 
     name: str
-    encode_block: Callable[[MaskRows, int], list[Buffer]]
-    decode_block: Callable[[memoryview, int, int], MaskRows]
+    parts_of: Callable[[MaskRows, NDArray[np.int32], int], list[NDArray[np.uint8]]]
+    decode_rows: DecodeMasks
+    bytes_before: Callable[[MaskRows, int], NDArray[np.int64]]
+    bytes_min: tuple[int, int]
+
+    def encode_block(
+        self, masks: MaskRows, sampled_N: NDArray[np.int32], vocab_size: int
+    ) -> list[Buffer]:
+        """The block's bytes in parts, empty ones left out."""
+        return [part.data for part in self.parts_of(masks, sampled_N, vocab_size) if len(part)]
 
 
 def _encode_raw(rows_NLK: RowArray) -> list[Buffer]:
@@ -52,18 +80,43 @@ def _decode_raw(stored: memoryview, out: RowArray) -> None:
     out.data.cast("B")[:] = stored
 
 
-def _encode_csr_bits(masks: MaskRows, vocab_size: int) -> list[Buffer]:
-    return [part.data for part in csr_bits.encode_block(masks, vocab_size)]
-
-
 RAW: Final = RoutingEncoding(
     name="raw", is_raw=True, encode_block=_encode_raw, decode_block=_decode_raw
 )
 CSR_BITS: Final = MaskEncoding(
-    name="csr-bits", encode_block=_encode_csr_bits, decode_block=csr_bits.decode_block
+    name="csr-bits",
+    parts_of=csr_bits.encode_block,
+    decode_rows=csr_bits.decode_rows,
+    bytes_before=csr_bits.bytes_before,
+    bytes_min=(csr_bits.START_BYTES, csr_bits.START_BYTES),
+)
+OTHERS_RICE: Final = MaskEncoding(
+    name="others-rice",
+    parts_of=others_rice.encode_block,
+    decode_rows=others_rice.decode_rows,
+    bytes_before=others_rice.bytes_before,
+    bytes_min=(1, 0),
 )
 ROUTING_ENCODINGS: Final[Mapping[str, RoutingEncoding]] = MappingProxyType({RAW.name: RAW})
-MASK_ENCODINGS: Final[Mapping[str, MaskEncoding]] = MappingProxyType({CSR_BITS.name: CSR_BITS})
+MASK_ENCODINGS: Final[Mapping[str, MaskEncoding]] = MappingProxyType(
+    {encoding.name: encoding for encoding in (OTHERS_RICE, CSR_BITS)}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encodings:
+    """What a writer uses, by name. docs/decisions/0013-kept-sets-without-the-sampled-id.md."""
+
+    masks: str = OTHERS_RICE.name
+
+    def check(self) -> "Encodings":
+        """Self. Raises InvalidInput for a name that is not in the registry."""
+        if self.masks not in MASK_ENCODINGS:
+            raise InvalidInput("encodings.masks", self.masks, f"must be in {set(MASK_ENCODINGS)}")
+        return self
+
+
+DEFAULT_ENCODINGS: Final = Encodings()
 
 
 def routing_blocks(rows: int, row_size_bytes: int) -> list[int]:
@@ -72,15 +125,13 @@ def routing_blocks(rows: int, row_size_bytes: int) -> list[int]:
     return [*range(0, rows, step), rows]
 
 
-def mask_blocks(masks: MaskRows, vocab_size: int) -> list[int]:
+def mask_blocks(masks: MaskRows, vocab_size: int, encoding: MaskEncoding) -> list[int]:
     """The same for kept sets, whose rows differ in size."""
-    width = width_of(vocab_size)
-    # Bytes before each row: monotone, so each next boundary is one binary search away.
-    before_N = masks.starts_N * width // 8 + csr_bits.START_BYTES * np.arange(len(masks) + 1)
+    before_N = encoding.bytes_before(masks, vocab_size)
     bounds = [0]
     while bounds[-1] < len(masks):
-        # A block has one start more than rows, and its last byte may be half full.
-        limit = int(before_N[bounds[-1]]) + BLOCK_BYTES_TARGET - csr_bits.START_BYTES - 1
+        # Monotone, so each next boundary is one binary search away.
+        limit = int(before_N[bounds[-1]] - before_N[0]) + BLOCK_BYTES_TARGET
         reached = int(np.searchsorted(before_N, limit, side="right")) - 1
         bounds.append(max(reached, bounds[-1] + 1))
     return bounds

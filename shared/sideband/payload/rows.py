@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sideband.errors import InvalidInput
+from sideband.masks.errors import TokenNotOfRow
 from sideband.masks.rows import MaskRows
-from sideband.masks.rules import first_row_without
 from sideband.payload.blocks import Block, blocks_of, read_verified, scratch_block
 from sideband.payload.columns import RowArray
 from sideband.payload.encodings import MASK_ENCODINGS, ROUTING_ENCODINGS, RoutingEncoding
@@ -71,16 +71,20 @@ def read_mask_rows(
     for block in blocks_of(opened, segment):
         stored = scratch_block(payload, block)
         try:
-            rows = encoding.decode_block(stored, block.rows, segment.shape[0])
+            rows = encoding.decode_rows(
+                stored,
+                block.rows,
+                segment.shape[0],
+                first=block.first,
+                sampled_N=sampled_token_ids_N[block.start : block.stop],
+            )
+        except TokenNotOfRow as exc:
+            row = block.start + exc.row
+            raise SampledTokenMismatch(payload.file, row=row, token_id=exc.token_id) from exc
         except InvalidInput as exc:
             raise BlockMalformed(payload.file, block=block.number, reason=str(exc)) from exc
-        parts.append(rows if block.is_whole else rows.slice(block.first, block.last))
-    masks = parts[0] if len(parts) == 1 else MaskRows.concatenate(parts)
-    row = first_row_without(masks, sampled_token_ids_N)
-    if row is not None:
-        token_id = int(sampled_token_ids_N[row])
-        raise SampledTokenMismatch(payload.file, row=row, token_id=token_id)
-    return masks
+        parts.append(rows)
+    return parts[0] if len(parts) == 1 else MaskRows.concatenate(parts)
 
 
 def _section_of(payload: OpenPayload, segment: PayloadSegment, field: Field) -> OpenSection:

@@ -7,9 +7,8 @@ from numpy.typing import NDArray
 
 from sideband.errors import InvalidInput
 from sideband.fields import FIELDS, Field
-from sideband.masks.csr_bits import START_BYTES
 from sideband.model import ModelShape
-from sideband.payload.encodings import CSR_BITS, RAW
+from sideband.payload.encodings import MASK_ENCODINGS, RAW
 from sideband.payload.errors import HeaderCorrupt, SectionsMisplaced
 from sideband.payload.header import PayloadHeader, Section
 from sideband.payload.layout import BLOCK_BYTES_MAX, aligned
@@ -78,7 +77,7 @@ def check_index(
 
 def _check_blocks(section: Section, blocks: NDArray[np.void], file: str) -> None:
     """One pass in plain numbers: most sections have few blocks, where arrays cost far more."""
-    size_of_row, size_of_start = _least_sizes(section)
+    size_of_row, (bytes_per_row, bytes_more) = _sizes(section)
     reached, rows_seen = section.offset, 0
     for first in range(0, len(blocks), _BLOCKS_AT_ONCE):
         for offset, size_bytes, rows, _ in blocks[first : first + _BLOCKS_AT_ONCE].tolist():
@@ -88,24 +87,26 @@ def _check_blocks(section: Section, blocks: NDArray[np.void], file: str) -> None
                 raise SectionsMisplaced(file, f"blocks of {section.field} overlap or leave a hole")
             if size_of_row and size_bytes != rows * size_of_row:
                 raise SectionsMisplaced(file, "a raw block is not its rows")
-            if size_of_start and size_bytes < (rows + 1) * size_of_start:
-                raise SectionsMisplaced(file, "a packed block lacks its starts")
+            if size_bytes < rows * bytes_per_row + bytes_more:
+                raise SectionsMisplaced(file, "a block of kept sets lacks its counts")
             reached += size_bytes
             rows_seen += rows
     if reached != section.offset + section.size_bytes or rows_seen != section.rows:
         raise SectionsMisplaced(file, f"blocks of {section.field} are not its bytes and rows")
 
 
-def _least_sizes(section: Section) -> tuple[int, int]:
+def _sizes(section: Section) -> tuple[int, tuple[int, int]]:
     """What the encodings of this reader say about a block's size. Others are refused when read.
 
-    (bytes of each row of a raw block, bytes of each start of a packed one); 0 says nothing.
+    (bytes of each row of a raw block or 0, bytes of a row and more that kept sets take at least).
     """
-    kind = (section.field, section.encoding)
-    return (
-        row_size_bytes(section) if kind == ("routed_experts", RAW.name) else 0,
-        START_BYTES if kind == ("sampling_mask", CSR_BITS.name) else 0,
-    )
+    declared = FIELDS.get(cast("Field", section.field))
+    if declared is None:
+        return 0, (0, 0)
+    if not declared.is_ragged:
+        return row_size_bytes(section) if section.encoding == RAW.name else 0, (0, 0)
+    masks = MASK_ENCODINGS.get(section.encoding)
+    return 0, masks.bytes_min if masks is not None else (0, 0)
 
 
 def row_size_bytes(section: Section) -> int:

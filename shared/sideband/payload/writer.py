@@ -19,6 +19,7 @@ from sideband.model import ModelShape
 from sideband.payload.assembly import Part, PlacedFile, Ranges, mask_part, place, routing_part
 from sideband.payload.checks import check_masks, valid_runs
 from sideband.payload.columns import ChoicePayload, RoutingRows
+from sideband.payload.encodings import DEFAULT_ENCODINGS, Encodings
 from sideband.payload.io import write_all
 from sideband.payload.layout import CHOICE_MAX
 from sideband.payload.paths import PayloadPath, new_path
@@ -87,16 +88,18 @@ def write_payload(
     request_id: RequestId,
     model: ModelShape,
     choices: Sequence[ChoicePayload],
+    encodings: Encodings = DEFAULT_ENCODINGS,
 ) -> WriteReport:
     """Publish the rows of one request. Blocks: use a thread.
 
     Returns only when the file would survive a power cut. Arrays must not change meanwhile.
     Raises a PayloadRefused when a row breaks a rule (nothing is written), HeaderTooLarge,
     PathEscapesRoot, WriteFailed (nothing is left but, at worst, a staging file for the sweep);
-    InvalidInput for an id, a model or a choice that cannot be.
+    InvalidInput for an id, a model, a choice or an encoding that cannot be.
     """
     check_id("request_id", request_id)
     model.check()
+    encodings.check()
     _check_choices(choices)
     request = _Request(
         root=root,
@@ -105,7 +108,7 @@ def write_payload(
         model=model,
         choices=choices,
     )
-    masks = _checked_masks(choices, model)
+    masks = _checked_masks(choices, model, encodings)
     path = new_path(policy_version, root.run_id, request_id)
     ranges: Mapping[int, Ranges] | None = None
     if _is_worth_overlapping(request):
@@ -132,12 +135,14 @@ def _check_choices(choices: Sequence[ChoicePayload]) -> None:
         seen.add(choice.choice)
 
 
-def _checked_masks(choices: Sequence[ChoicePayload], model: ModelShape) -> dict[int, Part]:
+def _checked_masks(
+    choices: Sequence[ChoicePayload], model: ModelShape, encodings: Encodings
+) -> dict[int, Part]:
     parts: dict[int, Part] = {}
     for choice in choices:
         if choice.masks is not None:
             check_masks(choice.masks, model)
-            parts[choice.choice] = mask_part(choice.choice, choice.masks, model)
+            parts[choice.choice] = mask_part(choice.choice, choice.masks, model, encodings)
     return parts
 
 

@@ -14,6 +14,7 @@ from sideband.masks.rows import MaskRows
 from sideband.model import ModelShape
 from sideband.payload import ChoicePayload, PayloadReader, PayloadRoot, WriteReport, write_payload
 from sideband.payload.columns import RowArray
+from sideband.payload.encodings import DEFAULT_ENCODINGS, Encodings
 from sideband.segments import PayloadSegment, clip
 from sideband.testing.payloads import random_choice
 
@@ -34,6 +35,7 @@ def write(
     model: ModelShape = WIDE,
     request_id: str = REQUEST,
     policy_version: int = 3,
+    encodings: Encodings = DEFAULT_ENCODINGS,
 ) -> WriteReport:
     return write_payload(
         root,
@@ -41,6 +43,7 @@ def write(
         request_id=RequestId(request_id),
         model=model,
         choices=choices,
+        encodings=encodings,
     )
 
 

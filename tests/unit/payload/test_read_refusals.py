@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sideband.errors import InvalidInput
 from sideband.payload import PayloadReader, PayloadRoot, encodings, errors
 from sideband.payload.columns import RowArray
 from tests.unit.payload.forge import (
@@ -24,7 +25,7 @@ from tests.unit.payload.forge import (
     routing_segment,
     section,
 )
-from tests.unit.payload.support import RUN, read_routing
+from tests.unit.payload.support import RUN, all_files, of_field, one_choice, read_routing, write
 
 SEGMENTS: list[tuple[dict[str, Any], type[errors.PayloadError], str]] = [
     ({"offset": 0}, errors.SegmentMismatch, "offset"),
@@ -83,6 +84,26 @@ def test_kept_sets_of_other_tokens_never_pass(root: PayloadRoot, reader: Payload
     with pytest.raises(errors.SampledTokenMismatch) as caught:
         reader.read_masks(mask_segment(), np.array([999, 3, 6], np.int32))
     assert caught.value.row == 2
+
+
+@pytest.mark.parametrize("name", encodings.MASK_ENCODINGS)
+def test_a_kept_set_next_to_its_own_never_passes_in_any_encoding(
+    root: PayloadRoot, reader: PayloadReader, name: str
+) -> None:
+    choice = one_choice()
+    assert choice.masks is not None
+    report = write(root, choice, encodings=encodings.Encodings(masks=name))
+    segment = of_field(report.segments[0], "sampling_mask")[0]
+    sampled_N = choice.masks.sampled_token_ids_N
+    assert reader.read_masks(segment, sampled_N[: segment.rows]).ids_M.size
+    with pytest.raises(errors.SampledTokenMismatch):
+        reader.read_masks(segment.narrowed(segment.pos + 1, segment.pos + 2), sampled_N[:1])
+
+
+def test_a_writer_uses_no_encoding_that_it_does_not_know(root: PayloadRoot) -> None:
+    with pytest.raises(InvalidInput, match=r"encodings\.masks"):
+        write(root, one_choice(), encodings=encodings.Encodings(masks="raw"))
+    assert all_files(root) == set()
 
 
 def test_an_unknown_encoding_is_refused_only_where_it_is_read(

@@ -1,0 +1,90 @@
+"""Loops that numba compiles: only when they are called, only where it is, and never in the way."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sideband.compiled import Loop, compile_loops, trailing_zeros
+
+SHARED = Path(__file__).parents[2] / "shared"
+
+
+def double(values: Any) -> int:
+    for index in range(len(values)):
+        values[index] *= 2
+    return len(values)
+
+
+def test_importing_the_library_imports_no_compiler() -> None:
+    code = "import sys, sideband, sideband.payload; print({'numba', 'llvmlite'} & set(sys.modules))"
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(SHARED)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert said.stdout.strip() == "set()"
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Loop[Any]:
+    monkeypatch.setattr(Loop, "_all", [])
+    return Loop[Any](double, "int64(int64[::1])", worth=10)
+
+
+def test_without_numba_numpy_does_everything(
+    monkeypatch: pytest.MonkeyPatch, loop: Loop[Any]
+) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    assert loop.for_items(1000) is None
+    assert loop.for_items(1000) is None
+    assert not compile_loops()
+
+
+def test_a_loop_is_compiled_when_it_would_have_paid_and_once(loop: Loop[Any]) -> None:
+    pytest.importorskip("numba")
+    assert loop.for_items(9) is None
+    compiled = loop.for_items(1)
+    assert compiled is loop.for_items(1)
+    values = np.arange(3)
+    assert compiled is not None
+    assert compiled(values) == 3
+    assert values.tolist() == [0, 2, 4]
+
+
+def test_who_wants_it_at_once_gets_it(loop: Loop[Any]) -> None:
+    pytest.importorskip("numba")
+    assert compile_loops()
+    assert loop.for_items(1) is not None
+
+
+def test_a_loop_is_compiled_where_nothing_can_be_kept(
+    monkeypatch: pytest.MonkeyPatch, loop: Loop[Any]
+) -> None:
+    """A read-only package and no home folder: numba finds no place and says so."""
+    numba = pytest.importorskip("numba")
+    real = numba.njit
+
+    def njit(*args: Any, **options: Any) -> Any:
+        if options.get("cache"):
+            raise RuntimeError("cannot cache function: no locator available")
+        return real(*args, **options)
+
+    monkeypatch.setattr(numba, "njit", njit)
+    compiled = loop.for_items(10)
+    assert compiled is not None
+    assert compiled(np.zeros(2, np.int64)) == 2
+
+
+@given(st.integers(0, 63), st.integers(0, (1 << 64) - 1))
+def test_trailing_zeros_are_those_below_the_lowest_one(place: int, above: int) -> None:
+    word = ((above << place + 1) | 1 << place) & ((1 << 64) - 1)
+    assert trailing_zeros(np.uint64(word)) == place
