@@ -50,7 +50,7 @@ def receive_feed(endpoint: str, shape: FeedShape) -> Received:
                 session = sessions[places[dealer]]
                 for frames in _arrived(dealer):
                     if frames[0][3] == MICRO_BATCH:
-                        body_bytes += len(frames[1])
+                        body_bytes += len(frames[0])
                         messages += 1
                     _on_frames(dealer, session, frames)
                 _send_due(dealer, session)

@@ -9,8 +9,8 @@ import uvloop
 import zmq
 
 from bench.feed.workload import CP_SIZE, RANKS, FeedShape, bodies, feed_plan
-from bench.ours import feed_side
 from sideband.feed.delivery import Delivery
+from sideband.feed.outgoing import outgoing_step
 from sideband.feed.server import FeedServer
 
 
@@ -48,19 +48,15 @@ def serve_raw(endpoint: str, ready_port: int, shape: FeedShape) -> None:
 
 
 def _by_rank(shape: FeedShape) -> list[list[list[bytes]]]:
-    """Messages by step, rank and micro batch, in the order of the feed."""
-    found: list[list[list[bytes]]] = []
-    for body in bodies(shape):
-        messages = list(feed_side(body))
-        per_data_rank = len(messages) // (RANKS // CP_SIZE)
-        found.append(
-            [
-                messages[dp * per_data_rank + cp : (dp + 1) * per_data_rank : CP_SIZE]
-                for dp in range(RANKS // CP_SIZE)
-                for cp in range(CP_SIZE)
-            ]
-        )
-    return found
+    """The feed's own frames by step, rank and micro batch."""
+    return [
+        [
+            [frames[cp] for frames in row]
+            for row in outgoing_step(body).frames
+            for cp in range(CP_SIZE)
+        ]
+        for body in bodies(shape)
+    ]
 
 
 def _ready(port: int) -> socket.socket:

@@ -1,4 +1,9 @@
-"""The feed: steps to 32 ranks, against a raw ZMQ loop that sends the same bytes ready-made."""
+"""The feed: steps to 32 ranks, against a raw ZMQ loop that sends the same bytes ready-made.
+
+Both have their messages ready when the clock starts, receive without copies, and take what has
+come from one socket before they look at the next. The feed checks, cuts and encodes a step when it
+is handed over, in a thread beside the sending of the one before: that has a line of its own.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,10 +18,13 @@ from bench.http.processes import free_port, peak_bytes, server
 from bench.registry import Row
 from bench.results import Claim, Measurement, RowResult
 from bench.scale import Scale
+from bench.timing import paired
 from sideband.feed.codec import decode_step
+from sideband.feed.outgoing import outgoing_step
 
-OURS: Final = "Sideband's feed: cut, encode, send, credit, commit"
-RAW: Final = "limit: raw ZMQ loop, messages ready-made, no credit"
+OURS: Final = "Sideband's feed: send, credit, read, release, commit"
+RAW: Final = "limit: raw ZMQ loop, one answer per rank and step"
+CUT: Final = "beside it, when a step comes: check, cut, encode"
 
 
 def measure(scale: Scale) -> RowResult:
@@ -25,15 +33,18 @@ def measure(scale: Scale) -> RowResult:
         samples=scale.pick(tiny=16, quick=512, full=512),
         mean_tokens=scale.pick(tiny=40, quick=4_500, full=4_500),
         seq_len=scale.pick(tiny=256, quick=32_768, full=32_768),
-        steps=scale.pick(tiny=2, quick=4, full=8),
+        steps=scale.pick(tiny=2, quick=8, full=32),
     )
-    count = decode_step(bodies(shape)[0]).micro_batch_count
+    [body] = bodies(msgspec.structs.replace(shape, steps=1))
+    count = decode_step(body).micro_batch_count
+    rounds = scale.pick(tiny=1, quick=5, full=9)
+    cut = paired({CUT: partial(outgoing_step, body)}, rounds=rounds)
     sides: dict[str, tuple[str, Callable[[str], Received]]] = {
         OURS: ("sideband", partial(receive_feed, shape=shape)),
         RAW: ("raw", partial(receive_raw, messages_per_step=count)),
     }
     found: dict[str, list[tuple[Received, int]]] = {name: [] for name in sides}
-    for _ in range(scale.pick(tiny=1, quick=5, full=9)):
+    for _ in range(rounds):
         for name, (kind, receive) in sides.items():
             found[name].append(_once(kind, receive, shape))
     pairs = zip(found[RAW], found[OURS], strict=True)
@@ -43,7 +54,10 @@ def measure(scale: Scale) -> RowResult:
         setting=f"{shape.steps} steps of {shape.samples} samples, "
         f"{shape.samples * shape.mean_tokens} tokens, {count} micro batches per rank, over TCP on "
         "one machine; ranks are 32 sockets in one thread of another process",
-        measurements=[_measurement(name, found[name], shape) for name in sides],
+        measurements=[
+            *(_measurement(name, found[name], shape) for name in sides),
+            cut.measurement(CUT, size_bytes=len(body)),
+        ],
         claims=[
             Claim(
                 what="speed of the raw loop",

@@ -50,6 +50,7 @@ class Delivery:
         self.generation = 1
         self.failure: Failure | None = None
         self._released: Place = FIRST
+        self._has_reads = False  # that are not looked at yet
         self._least_read: Least[Place] = Least()
         self._least_committed: Least[int] = Least()
         self._has_commits = False
@@ -69,7 +70,8 @@ class Delivery:
         return self._released
 
     def _settle_reads(self) -> None:
-        if self.is_open:
+        if self._has_reads and self.is_open:
+            self._has_reads = False
             least = self._least_read.of(lambda: (rank.read for rank in self.ranks.values()))
             if least > self._released:
                 self._released = least
@@ -133,6 +135,7 @@ class Delivery:
         self.leave(connection)  # a connection speaks for one rank only
         self._settle_reads()  # what was released before a new process begins again stays released
         self._least_read.reset()
+        self._has_reads = True
         if known is None or known.generation != self.generation:
             self._joined_count += 1
         self.ranks[hello.global_rank] = rank
@@ -159,7 +162,7 @@ class Delivery:
         self._stirred.add(rank.global_rank)
         if rank.generation == self.generation and read > rank.read:
             self._least_read.left(rank.read)
-            rank.read = read
+            rank.read, self._has_reads = read, True
 
     def commit(self, global_rank: int, step: int) -> Abort | None:
         """Record a commit of ``step`` and all before; an Abort instead when that step failed.
@@ -268,11 +271,10 @@ class Delivery:
             return abort
         if not self.is_open:
             return None
-        released: Place | None = self.released
-        if released == rank.told_release:
-            released = None
-        else:
-            rank.told_release = self._released
+        self._settle_reads()
+        released: Place | None = None
+        if rank.told_release != self._released:
+            rank.told_release = released = self._released
         send = self._send_for(rank, released)
         if send is not None:
             return send

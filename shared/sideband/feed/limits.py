@@ -4,6 +4,7 @@ from typing import Final
 
 STEP_BODY_BYTES_MAX: Final = 1 << 30  # inline rows of one step on a single node
 HEADER_BYTES_MAX: Final = 1 << 16  # the longest is MICRO_BATCH with 1024 layer ids: about 4 KiB
+MICRO_BATCH_FRAME_BYTES_MAX: Final = 8 + HEADER_BYTES_MAX + STEP_BODY_BYTES_MAX
 REASON_CHARS_MAX: Final = 2048  # a failure must name a file and a range, not carry a trace
 ROW_TOKENS_MAX: Final = 1 << 24  # 16 M tokens in one packed row
 MICRO_BATCHES_MAX: Final = 4096  # per data rank and step

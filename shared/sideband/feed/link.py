@@ -15,7 +15,7 @@ import zmq
 from sideband.errors import FeedError, SidebandError
 from sideband.feed.errors import FeedClosed, FeedTimeout, MalformedFrame, UnsupportedProtocol
 from sideband.feed.frames import Frame, decode_message, encode_message
-from sideband.feed.limits import STEP_BODY_BYTES_MAX
+from sideband.feed.limits import MICRO_BATCH_FRAME_BYTES_MAX
 from sideband.feed.messages import (
     FROM_FEED,
     Header,
@@ -155,7 +155,7 @@ class RankLink:
         dealer = context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.IMMEDIATE, 1)  # what is said before there is a peer is repeated
-        dealer.setsockopt(zmq.MAXMSGSIZE, STEP_BODY_BYTES_MAX)
+        dealer.setsockopt(zmq.MAXMSGSIZE, MICRO_BATCH_FRAME_BYTES_MAX)
         dealer.setsockopt(zmq.RCVHWM, 0)  # bounded by credit
         dealer.setsockopt(zmq.RECONNECT_IVL, 50)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)

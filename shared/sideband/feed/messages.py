@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from sideband.batch.types import Layout
+from sideband.feed.facts import Place
 from sideband.feed.limits import (
     MICRO_BATCHES_MAX,
     RANKS_MAX,
@@ -52,7 +53,7 @@ class HelloMessage(Header, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class ProgressMessage(Header, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every micro batch up to ``seq`` left the queue, everything before this place is read."""
+    """``seq`` micro batches left the queue, everything before this place is read."""
 
     seq: Sequence64
     step: StepNumber
@@ -109,18 +110,17 @@ class RefusedMessage(Header, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class MicroBatchMessage(Header, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One micro batch; its chunk is the body frame.
+    """One micro batch and its chunk. ``released``, where it is told: all have read what is before.
 
-    ``released``: everything before this place was read by all.
+    Its bytes are those of ``frames.py``, not of this type.
     """
 
     run_id: Id
     step: StepNumber
     index: Index
     count: Annotated[int, Meta(ge=1, le=MICRO_BATCHES_MAX)]
-    seq: Sequence64
     fields: tuple[Field, ...]
-    released: tuple[StepNumber, Index] | None = None
+    released: Place | None = None
     model: ModelShape | None = None
 
 

@@ -1,48 +1,25 @@
 """A step as the feed holds it: the messages to its ranks, cut and encoded once.
 
-The bodies of one step cost what the step's own body costs; the decoded step is dropped micro batch
-by micro batch. Tensor and pipeline siblings share one body.
+The frames of one step cost what the step's own body costs; the decoded step is dropped micro batch
+by micro batch. Tensor and pipeline siblings share one frame.
 """
 
 import hashlib
 from dataclasses import dataclass
 
-from sideband.batch.types import MicroBatch
 from sideband.feed.codec import OpenStep, encode_chunks, open_step
-from sideband.feed.facts import Send, StepFacts
+from sideband.feed.facts import StepFacts
+from sideband.feed.frames import encode_micro_batch
 from sideband.feed.messages import MicroBatchMessage
-from sideband.fields import FIELDS, Field
-
-
-@dataclass(frozen=True, slots=True)
-class OutgoingMicroBatch:
-    """One micro batch: a body for each CP rank, and the fields that its whole row carries."""
-
-    bodies: tuple[bytes, ...]
-    fields: tuple[Field, ...]
+from sideband.fields import FIELDS
 
 
 @dataclass(frozen=True, slots=True)
 class OutgoingStep:
-    """``grid[dp_rank][index]`` is one micro batch."""
+    """``frames[dp_rank][index][cp_rank]`` is one micro batch, as it is sent."""
 
     facts: StepFacts
-    grid: tuple[tuple[OutgoingMicroBatch, ...], ...]
-
-    def message(self, send: Send, *, dp_rank: int, cp_rank: int) -> tuple[MicroBatchMessage, bytes]:
-        """Header and body of one message to one rank."""
-        batch = self.grid[dp_rank][send.index]
-        header = MicroBatchMessage(
-            run_id=self.facts.run_id,
-            step=send.step,
-            index=send.index,
-            count=send.count,
-            seq=send.seq,
-            fields=batch.fields,
-            released=send.released,
-            model=self.facts.model,
-        )
-        return header, batch.bodies[cp_rank]
+    frames: tuple[tuple[tuple[bytes, ...], ...], ...]
 
 
 def outgoing_step(body: bytes) -> OutgoingStep:
@@ -51,11 +28,8 @@ def outgoing_step(body: bytes) -> OutgoingStep:
     Raises UnreadableStep or MalformedStep.
     """
     step = open_step(body)
-    grid = tuple(
-        tuple(
-            _outgoing(step.micro_batch(dp_rank, index), step)
-            for index in range(step.micro_batch_count)
-        )
+    frames = tuple(
+        tuple(_frames(step, dp_rank, index) for index in range(step.micro_batch_count))
         for dp_rank in range(step.dp_size)
     )
     facts = StepFacts(
@@ -68,12 +42,20 @@ def outgoing_step(body: bytes) -> OutgoingStep:
         layout=step.layout,
         model=step.model,
     )
-    return OutgoingStep(facts, grid)
+    return OutgoingStep(facts, frames)
 
 
-def _outgoing(batch: MicroBatch, step: OpenStep) -> OutgoingMicroBatch:
+def _frames(step: OpenStep, dp_rank: int, index: int) -> tuple[bytes, ...]:
+    """A frame for each CP rank. Its fields are those that the whole row carries."""
+    batch = step.micro_batch(dp_rank, index)
     present = {segment.field for segment in batch.segments}
-    return OutgoingMicroBatch(
-        bodies=encode_chunks(batch, step.model, cp_size=step.cp_size, layout=step.layout),
+    message = MicroBatchMessage(
+        run_id=step.run_id,
+        step=step.step,
+        index=index,
+        count=step.micro_batch_count,
         fields=tuple(field for field in FIELDS if field in present),
+        model=step.model,
     )
+    bodies = encode_chunks(batch, step.model, cp_size=step.cp_size, layout=step.layout)
+    return tuple(encode_micro_batch(message, body) for body in bodies)

@@ -16,7 +16,7 @@ from sideband.feed.answers import Answerer
 from sideband.feed.delivery import Delivery
 from sideband.feed.errors import MalformedStep
 from sideband.feed.facts import Abort, Decision, End, Failure, RankState, Release, Send
-from sideband.feed.frames import Frame, encode_message
+from sideband.feed.frames import Frame, encode_message, with_release
 from sideband.feed.messages import (
     AbortMessage,
     EndMessage,
@@ -203,14 +203,16 @@ class FeedServer:
                 self._send(connection, EndMessage(last_step=last_step))
 
     def _send_micro_batch(self, rank: RankState, connection: bytes, send: Send) -> None:
-        step = self._steps[send.step]
-        header, body = step.message(send, dp_rank=rank.dp_rank, cp_rank=rank.cp_rank)
-        if self._send(connection, header, body):
-            self._observer.micro_batch_sent(rank, step=send.step, sent_bytes=len(body))
+        frame = self._steps[send.step].frames[rank.dp_rank][send.index][rank.cp_rank]
+        if self._send_frames(connection, with_release(frame, send.released)):
+            self._observer.micro_batch_sent(rank, step=send.step, sent_bytes=len(frame))
 
-    def _send(self, connection: bytes, header: Header, body: Frame | None = None) -> bool:
+    def _send(self, connection: bytes, header: Header) -> None:
+        self._send_frames(connection, encode_message(header))
+
+    def _send_frames(self, connection: bytes, frames: list[Frame]) -> bool:
         """False when nobody is there any more: the rank will say hello."""
-        if self._router.send(connection, encode_message(header, body)):
+        if self._router.send(connection, frames):
             return True
         rank = self.delivery.leave(connection)
         if rank is not None:

@@ -7,7 +7,7 @@ committed step, the error. Not thread-safe: its owner locks.
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -40,12 +40,12 @@ HELLO_AGAIN_S: Final = 0.05
 FIRST_HELLO_S: Final = float("-inf")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Arrived:
-    """A micro batch as it came; ``welcome_count`` tells on which welcome its credit counts."""
+class Arrived(NamedTuple):
+    """A micro batch as it came, the ``seq``-th of the ``welcome_count``-th welcome."""
 
     message: MicroBatchMessage
     body: Frame
+    seq: int
     welcome_count: int
 
 
@@ -71,7 +71,7 @@ class RankSession:
     _is_joined: bool = False
     _welcome_count: int = 0
     _seq: int = 0
-    _taken: int = 0  # of this welcome: the last sequence number that left the queue
+    _taken: int = 0  # of this welcome: how many left the queue
     _told_taken: int = 0
     _told_read: Place = FIRST
     _hello_after_s: float = FIRST_HELLO_S
@@ -173,7 +173,7 @@ class RankSession:
         """The oldest arrived micro batch; ``due`` gives its credit back. Only when there is one."""
         arrived = self.arrived.popleft()
         if arrived.welcome_count == self._welcome_count:  # else its number is of an earlier one
-            self._taken = arrived.message.seq
+            self._taken = arrived.seq
         return arrived
 
     def note_read(self, place: Place) -> None:
@@ -262,22 +262,22 @@ class RankSession:
             return []
         if not self._is_joined:
             return []  # sent before the feed knew that this connection starts again
-        if message.seq != self._seq + 1:
-            self._leave(now_s=now_s)  # something was lost on the way: start again from `at`
-            return []
-        self._seq = message.seq
+        self._seq += 1
         if message.released is not None:
             self.released = max(self.released, message.released)
         place = (message.step, message.index)
         expected = self.at if self.at is not None else (message.step, 0)
         if place < expected:
-            self._taken = message.seq  # a repeat: nothing that is kept came before it
+            self._taken = self._seq  # a repeat: nothing that is kept came before it
+            return []
+        if place > expected and self._seq > 1:
+            self._leave(now_s=now_s)  # something was lost on the way: start again from `at`
             return []
         if place > expected:
             self.error = self.error or StepMissing(expected=expected, got=place)
             return self.want_fail(message.step, str(self.error))
         self.at = after(place, message.count)
-        self.arrived.append(Arrived(message, body, self._welcome_count))
+        self.arrived.append(Arrived(message, body, self._seq, self._welcome_count))
         return []
 
 

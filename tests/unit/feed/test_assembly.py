@@ -97,7 +97,6 @@ def message_of(batch: MicroBatch) -> MicroBatchMessage:
         step=1,
         index=0,
         count=1,
-        seq=1,
         fields=tuple(sorted(present)),
         model=WIDE_MODEL,
     )

@@ -13,7 +13,12 @@ import pytest
 from sideband.batch.chunks import cut_chunk
 from sideband.feed.codec import decode_chunk, decode_step, encode_chunk, encode_step
 from sideband.feed.errors import UnsupportedProtocol
-from sideband.feed.frames import decode_message, encode_message
+from sideband.feed.frames import (
+    decode_message,
+    encode_message,
+    encode_micro_batch,
+    with_release,
+)
 from sideband.feed.messages import (
     FROM_FEED,
     FROM_RANK,
@@ -76,12 +81,11 @@ MESSAGES: Final[dict[str, Header]] = {
         step=5,
         index=0,
         count=2,
-        seq=1,
         fields=("routed_experts", "sampling_mask"),
         model=WIDE_MODEL,
     ),
     "micro-batch-with-release": MicroBatchMessage(
-        run_id="run-a", step=5, index=1, count=2, seq=2, fields=(), released=(5, 1)
+        run_id="run-a", step=5, index=1, count=2, fields=(), released=(5, 1)
     ),
     "release": ReleaseMessage(step=5, index=1),
     "committed": CommittedMessage(step=5),
@@ -111,9 +115,10 @@ def golden_messages() -> bytes:
     """One line per message: its name and its frames in hexadecimal."""
     lines = []
     for name, header in MESSAGES.items():
-        body = b"chunk" if isinstance(header, MicroBatchMessage) else None
-        frames = " ".join(bytes(frame).hex() for frame in encode_message(header, body))
-        lines.append(f"{name} {frames}\n")
+        frames = encode_message(header)
+        if isinstance(header, MicroBatchMessage):
+            frames = with_release(encode_micro_batch(header, b"chunk"), header.released)
+        lines.append(f"{name} {' '.join(bytes(frame).hex() for frame in frames)}\n")
     return "".join(lines).encode()
 
 

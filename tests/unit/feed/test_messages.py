@@ -22,7 +22,12 @@ HELLO = {"instance": "p", "dp_rank": 0, "cp_rank": 0, "credit": 1}
 
 def frames(kind: int, fields: object, *rest: bytes) -> list[bytes]:
     prefix, header = b"SB\x02" + bytes((kind,)), msgspec.msgpack.encode(fields)
-    return [prefix + header, *rest] if kind in {2, 35} else [prefix, header, *rest]
+    return [prefix + header, *rest] if kind == 2 else [prefix, header, *rest]
+
+
+def micro_batch(fields: object, body: bytes = b"chunk", *rest: bytes) -> list[bytes]:
+    header = msgspec.msgpack.encode(fields)
+    return [b"SB\x02\x23" + len(header).to_bytes(4, "little") + header + body, *rest]
 
 
 CASES: list[tuple[list[bytes], str]] = [
@@ -93,41 +98,50 @@ def test_another_protocol_version_is_refused_before_the_header_is_read() -> None
     assert (caught.value.version, caught.value.readable) == (1, 2)
 
 
-def test_a_micro_batch_without_or_with_too_long_a_body_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    header = {"run_id": "a", "step": 1, "index": 0, "count": 1, "seq": 1, "fields": []}
-    assert decode_message(frames(35, header, b"chunk"), FROM_FEED)[1] == b"chunk"
-    with pytest.raises(MalformedFrame, match="1 frames, must have 2"):
-        decode_message(frames(35, header), FROM_FEED)
-    monkeypatch.setattr("sideband.feed.frames.STEP_BODY_BYTES_MAX", 4)
-    with pytest.raises(MalformedFrame, match="body frame: holds more than 4 bytes"):
-        decode_message(frames(35, header, b"chunk"), FROM_FEED)
-
-
+MICRO_BATCH = {"run_id": "a", "step": 1, "index": 0, "count": 1, "fields": []}
+RELEASED = msgspec.msgpack.encode({"step": 1, "index": 0})
 MODEL = {"num_layers": 4, "layer_ids": [3], "top_k": 1, "id_space": 8, "vocab_size": 9}
 
 
+def test_a_micro_batch_is_one_frame_and_may_bring_a_release() -> None:
+    message, body = decode_message(micro_batch({**MICRO_BATCH, "model": MODEL}), FROM_FEED)
+    assert isinstance(message, MicroBatchMessage)
+    assert bytes(body or b"") == b"chunk"
+    assert message.model is not None
+    assert message.released is None
+    message, _ = decode_message(micro_batch(MICRO_BATCH, b"chunk", RELEASED), FROM_FEED)
+    assert isinstance(message, MicroBatchMessage)
+    assert message.released == (1, 0)
+
+
 @pytest.mark.parametrize(
-    "wrong",
+    ("frames", "part"),
     [
-        {"model": {**MODEL, "num_layers": 1}},
-        {"model": {**MODEL, "top_k": "1"}},
-        {"model": b"\xc1"},
-        {"released": [1]},
-        {"released": [1, -1]},
-        {"more": 1},
+        (micro_batch({**MICRO_BATCH, "model": {**MODEL, "num_layers": 1}}), "header"),
+        (micro_batch({**MICRO_BATCH, "model": {**MODEL, "top_k": "1"}}), "header"),
+        (micro_batch({**MICRO_BATCH, "model": b"\xc1"}), "header"),
+        (micro_batch({**MICRO_BATCH, "more": 1}), "header"),
+        (micro_batch({**MICRO_BATCH, "count": 0}), "header"),
+        (micro_batch({}), "header"),
+        (micro_batch(MICRO_BATCH, b"", b"\xc1"), "header"),
+        (micro_batch(MICRO_BATCH, b"", b"\x00" * (HEADER_BYTES_MAX + 1)), "header"),
+        (micro_batch(MICRO_BATCH, b"", RELEASED, b""), "message"),
+        ([b"SB\x02\x23"], "header"),
+        ([b"SB\x02\x23\x01\x00\x00"], "header"),
+        ([b"SB\x02\x23\x05\x00\x00\x00\x80"], "header"),
+        ([b"SB\x02\x23\xff\xff\xff\xff" + bytes(HEADER_BYTES_MAX + 9)], "header"),
     ],
 )
-def test_a_micro_batch_with_a_wrong_header_is_refused(wrong: dict[str, object]) -> None:
-    header = {"run_id": "a", "step": 1, "index": 0, "count": 1, "seq": 1, "fields": []}
-    good = {**header, "model": MODEL, "released": [1, 0]}
-    message, _ = decode_message(frames(35, good, b"chunk"), FROM_FEED)
-    assert isinstance(message, MicroBatchMessage)
-    assert message.model is not None
-    assert message.released == (1, 0)
-    with pytest.raises(MalformedFrame, match="header"):
-        decode_message(frames(35, {**header, **wrong}, b"chunk"), FROM_FEED)
+def test_a_malformed_micro_batch_names_its_part(frames: list[bytes], part: str) -> None:
+    with pytest.raises(MalformedFrame) as caught:
+        decode_message(frames, FROM_FEED)
+    assert caught.value.part == part, str(caught.value)
+
+
+def test_a_micro_batch_with_too_long_a_body_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sideband.feed.frames.STEP_BODY_BYTES_MAX", 4)
+    with pytest.raises(MalformedFrame, match="body frame: holds more than 4 bytes"):
+        decode_message(micro_batch(MICRO_BATCH), FROM_FEED)
 
 
 @given(st.lists(st.binary(max_size=60), max_size=4), st.sampled_from([FROM_RANK, FROM_FEED]))

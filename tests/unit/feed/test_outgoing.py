@@ -8,7 +8,8 @@ from sideband.batch.packing import PackingPlan, pack
 from sideband.batch.types import Sample
 from sideband.feed.codec import Step, encode_chunk, encode_step
 from sideband.feed.errors import MalformedStep
-from sideband.feed.facts import Send
+from sideband.feed.frames import decode_message
+from sideband.feed.messages import FROM_FEED, MicroBatchMessage
 from sideband.feed.outgoing import outgoing_step
 from sideband.feed.router import Router
 from sideband.ids import RunId
@@ -35,11 +36,12 @@ def test_every_message_is_the_chunk_of_its_rank(samples: list[Sample], plan: Pac
             present = {segment.field for segment in batch.segments}
             for cp_rank in range(plan.cp_size):
                 chunk = cut_chunk(batch, cp_rank=cp_rank, cp_size=plan.cp_size, layout=plan.layout)
-                header, body = outgoing.message(
-                    Send(7, index, step.micro_batch_count, 3), dp_rank=dp_rank, cp_rank=cp_rank
-                )
+                frame = outgoing.frames[dp_rank][index][cp_rank]
+                header, body = decode_message([frame], FROM_FEED)
                 assert body == encode_chunk(chunk, WIDE_MODEL)
-                assert (header.index, header.seq, header.model) == (index, 3, WIDE_MODEL)
+                assert isinstance(header, MicroBatchMessage)
+                assert (header.run_id, header.step, header.index) == (step.run_id, 7, index)
+                assert (header.count, header.model) == (step.micro_batch_count, WIDE_MODEL)
                 assert set(header.fields) == present
 
 
@@ -50,7 +52,7 @@ def test_a_held_step_costs_what_its_body_costs() -> None:
     ]
     body = encode_step(make_step(samples=samples, seq_len=8192, dp_size=2, cp_size=4))
     outgoing = outgoing_step(body)
-    held = sum(len(part) for row in outgoing.grid for batch in row for part in batch.bodies)
+    held = sum(len(frame) for row in outgoing.frames for batch in row for frame in batch)
     assert held < 1.1 * len(body)
 
 
