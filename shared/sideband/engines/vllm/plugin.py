@@ -7,10 +7,16 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Final
 
-from sideband.engines.vllm.hooks import router, serving
-from sideband.engines.vllm.hooks.imports import AfterImport
+from sideband.engines.vllm.hooks import outputs, router, serving
+from sideband.engines.vllm.hooks.imports import Action, AfterImport
 from sideband.engines.vllm.settings import server_settings
-from sideband.engines.vllm.versions import ROUTER_MODULE, SERVING_MODULE, judge_version
+from sideband.engines.vllm.versions import (
+    OUTPUTS_MODULE,
+    ROUTER_MODULE,
+    SERVING_MODULE,
+    judge_version,
+    line_of,
+)
 
 log: Final = logging.getLogger("vllm.sideband")
 
@@ -26,12 +32,13 @@ def register() -> None:
     )
     if multiprocessing.current_process().name == "MainProcess":  # said once for all processes
         _say_if_never_asked()
-    AfterImport(
-        {
-            SERVING_MODULE: partial(serving.install, settings=settings, verdict=verdict),
-            ROUTER_MODULE: router.install,
-        }
-    ).install()
+    actions: dict[str, Action] = {
+        SERVING_MODULE: partial(serving.install, settings=settings, verdict=verdict),
+        ROUTER_MODULE: router.install,
+    }
+    if line_of(verdict.version) in outputs.LOSING_LINES:
+        actions[OUTPUTS_MODULE] = outputs.install
+    AfterImport(actions).install()
 
 
 def _say_if_never_asked() -> None:

@@ -13,6 +13,7 @@ from typing import Final
 
 SERVING_MODULE: Final = "vllm.entrypoints.scale_out.token_in_token_out.serving"
 ROUTER_MODULE: Final = "vllm.entrypoints.scale_out.token_in_token_out.api_router"
+OUTPUTS_MODULE: Final = "vllm.outputs"
 SERVING_CLASS: Final = "ServingTokens"
 KNOWN_LINES: Final = ("0.30", "0.31", "0.32")
 # Leading parameters after self; more may follow, each with a default or passed through by name.

@@ -13,7 +13,12 @@ import pytest
 
 from sideband.engines.vllm.hooks import router
 from sideband.engines.vllm.plugin import register
-from sideband.engines.vllm.versions import ROUTER_MODULE, SERVING_CLASS, SERVING_MODULE
+from sideband.engines.vllm.versions import (
+    OUTPUTS_MODULE,
+    ROUTER_MODULE,
+    SERVING_CLASS,
+    SERVING_MODULE,
+)
 from sideband.errors import InvalidInput
 
 SERVING = "from tests.unit.engines.vllm.fakes import FakeServingTokens as ServingTokens\n"
@@ -68,6 +73,17 @@ def test_the_handlers_class_is_replaced_when_the_server_imports_it(vllm: Path) -
     assert handler.__name__ == "SidebandServingTokens"
     assert handler.mro()[2].__name__ == "FakeServingTokens"
     assert getattr(importlib.import_module(ROUTER_MODULE), SERVING_CLASS) is handler
+
+
+@pytest.mark.parametrize(("version", "is_hooked"), [("0.30.0", True), ("0.32.0", False)])
+def test_joined_parts_are_hooked_only_where_they_lose_rows(
+    vllm: Path, version: str, is_hooked: bool
+) -> None:
+    (vllm / "__init__.py").write_text(f'__version__ = "{version}"\n')
+    (vllm / "outputs.py").write_text("class RequestOutput:\n    def add(self, *a): ...\n")
+    register()
+    module: Any = importlib.import_module(OUTPUTS_MODULE)
+    assert (module.RequestOutput.add.__name__ == "add_all") == is_hooked
 
 
 async def test_the_router_gets_a_route_that_tells_what_the_handler_is(vllm: Path) -> None:
