@@ -8,16 +8,16 @@ Errors: TurnProblem and its kinds (``turn_problems``).
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
+from services.inference_proxy.kept_turn import Found, KeptTurn, TurnRef
+from services.inference_proxy.recording import TurnChoice
 from services.inference_proxy.turn_problems import (
     GoneReason,
     TurnAmbiguous,
     TurnGone,
-    TurnIncomplete,
     TurnOfOtherRun,
     TurnProblem,
     TurnRunning,
@@ -27,31 +27,6 @@ from sideband.ids import RequestId, RunId, SessionId
 
 Reason = GoneReason | Literal["ambiguous"]
 K = TypeVar("K")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnRef:
-    """One choice of one request."""
-
-    request_id: RequestId
-    choice: int = 0
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class KeptTurn:
-    """One answered request. ``choices`` are encoded turns; None: without log probabilities."""
-
-    request_id: RequestId
-    session_id: SessionId | None
-    run_id: RunId | None
-    prompt_digest: int
-    choices: dict[int, bytes | None]
-    at_s: float
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the encoded turns."""
-        return sum(len(turn or b"") for turn in self.choices.values())
 
 
 @dataclass(slots=True, eq=False)
@@ -85,18 +60,21 @@ class KeptTurns:
         """Whether turns are kept at all."""
         return self._turns_max > 0
 
-    @contextmanager
-    def running(self, request_id: RequestId, session_id: SessionId | None) -> Iterator[None]:
-        """A train request that is being answered."""
+    def running(self, request_id: RequestId, session_id: SessionId | None) -> "Running":
+        """A train request that is being answered, while the block runs."""
+        return Running(self, request_id, session_id)
+
+    def begin(self, request_id: RequestId, session_id: SessionId | None) -> None:
+        """It is being answered from here on."""
         self._running[request_id] += 1
         if session_id is not None:
             self._running_sessions[session_id] += 1
-        try:
-            yield
-        finally:
-            _decrease(self._running, request_id)
-            if session_id is not None:
-                _decrease(self._running_sessions, session_id)
+
+    def end(self, request_id: RequestId, session_id: SessionId | None) -> None:
+        """It is not any more."""
+        _decrease(self._running, request_id)
+        if session_id is not None:
+            _decrease(self._running_sessions, session_id)
 
     def put(self, turn: KeptTurn) -> None:
         """Keep an answered turn.
@@ -129,14 +107,18 @@ class KeptTurns:
             self._sessions.move_to_end(turn.session_id)
         self.expire()
 
-    def fetch(self, refs: Sequence[TurnRef], *, run_id: RunId | None) -> list[bytes]:
-        """The encoded turns, in the order of ``refs``. Raises a TurnProblem for the first fault."""
+    def find(self, refs: Sequence[TurnRef], *, run_id: RunId | None) -> Found:
+        """The turns in the order of ``refs``."""
         self.expire()
-        return [self._one(ref, run_id) for ref in refs]
+        turns: list[tuple[RequestId, TurnChoice]] = []
+        for ref in refs:
+            try:
+                turns.append((ref.request_id, self._one(ref, run_id)))
+            except TurnProblem as problem:
+                return Found(turns, problem)
+        return Found(turns)
 
-    def fetch_session(
-        self, session_id: SessionId, *, choice: int, run_id: RunId | None
-    ) -> list[bytes]:
+    def find_session(self, session_id: SessionId, *, choice: int, run_id: RunId | None) -> Found:
         """Every turn of a session in the order in which they were answered.
 
         Raises a TurnProblem, also when one of its turns cannot be given.
@@ -153,7 +135,7 @@ class KeptTurns:
         if session.lost is not None:
             raise TurnGone(session.lost, request_id=None, session_id=session_id)
         refs = [TurnRef(request_id=each, choice=choice) for each in session.request_ids]
-        return [self._one(ref, run_id) for ref in refs]
+        return self.find(refs, run_id=run_id)
 
     def release(self, refs: Sequence[TurnRef]) -> int:
         """What was handed in durably may go; the number of choices that went. Idempotent."""
@@ -192,7 +174,7 @@ class KeptTurns:
                 return
             self._drop(oldest, "expired")
 
-    def _one(self, ref: TurnRef, run_id: RunId | None) -> bytes:
+    def _one(self, ref: TurnRef, run_id: RunId | None) -> TurnChoice:
         turn = self._turns.get(ref.request_id)
         if turn is None:
             raise self._missing(ref.request_id)
@@ -202,11 +184,7 @@ class KeptTurns:
         if ref.choice not in turn.choices:
             what = f"has no choice {ref.choice}, or it was released"
             raise TurnUnknown(what, request_id=ref.request_id)
-        encoded = turn.choices[ref.choice]
-        if encoded is None:
-            what = "was sampled without log probabilities"
-            raise TurnIncomplete(what, request_id=ref.request_id)
-        return encoded
+        return turn.choices[ref.choice]
 
     def _missing(self, request_id: RequestId) -> TurnProblem:
         reason = self._gone.get(request_id)
@@ -249,9 +227,26 @@ class KeptTurns:
             del self._sessions[empty]
 
 
+class Running:
+    """Tells the store of a request that is being answered."""
+
+    __slots__ = ("_request_id", "_session_id", "_turns")
+
+    def __init__(
+        self, turns: KeptTurns, request_id: RequestId, session_id: SessionId | None
+    ) -> None:
+        self._turns, self._request_id, self._session_id = turns, request_id, session_id
+
+    def __enter__(self) -> None:
+        self._turns.begin(self._request_id, self._session_id)
+
+    def __exit__(self, *_: object) -> None:
+        self._turns.end(self._request_id, self._session_id)
+
+
 def _is_repeat(before: KeptTurn, turn: KeptTurn) -> bool:
-    same = (turn.session_id, turn.run_id, turn.prompt_digest)
-    return (before.session_id, before.run_id, before.prompt_digest) == same
+    is_same = (before.session_id, before.run_id) == (turn.session_id, turn.run_id)
+    return is_same and before.prompt.same_as(turn.prompt)
 
 
 def _decrease(counter: Counter[K], key: K) -> None:

@@ -37,16 +37,37 @@ class Prompt:
     def __len__(self) -> int:
         return self._count
 
+    def same_as(self, other: "Prompt") -> bool:
+        """Whether both have the same tokens, however they were written."""
+        return len(self) == len(other) and np.array_equal(self.tokens, other.tokens)
+
+    @property
+    def size_bytes(self) -> int:
+        """What keeping it keeps at most, whether it is read or not."""
+        array_bytes = 4 * self._count
+        is_text = self._tokens is None and isinstance(self._source, bytes)
+        return max(array_bytes, len(self._source)) if is_text else array_bytes
+
+    def settle(self) -> None:
+        """Keep no Python object per token: for whoever stays a while."""
+        if not isinstance(self._source, bytes):
+            self._read(self._source)
+
     @property
     def tokens(self) -> Tokens:
         """Their values."""
-        if self._tokens is None:
-            if isinstance(self._source, bytes):
-                found = np.fromstring(self._source[1:-1], np.int64, sep=",")
-                self._tokens = found.astype(np.int32)
-            else:
-                self._tokens = np.asarray(self._source, np.int32)
-        return self._tokens
+        # In this order: another thread may read them, and let go of the source, in between.
+        source, tokens = self._source, self._tokens
+        return self._read(source) if tokens is None else tokens
+
+    def _read(self, source: bytes | Sequence[int]) -> Tokens:
+        if isinstance(source, bytes):
+            tokens = np.fromstring(source[1:-1], np.int64, sep=",").astype(np.int32)
+        else:
+            tokens = np.asarray(source, np.int32)
+        self._tokens = tokens
+        self._source = b""
+        return tokens
 
 
 def count_of(text: bytes) -> int | None:

@@ -6,11 +6,13 @@ tokens, log probabilities, and the rows in the form in which they were answered.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
 
+from services.inference_proxy.prompts import Prompt
+from services.inference_proxy.raw import parsed_answer
 from services.inference_proxy.sessions import Tokens
 from services.kit.turns import TurnWire
 from sideband.ids import RequestId
@@ -75,12 +77,18 @@ class TurnRecord:
         self._layer_ids = body.get("routed_layer_ids") or self._layer_ids
 
     def encoded(
-        self, request_id: RequestId, prompt: Tokens, params: Mapping[str, Any]
+        self,
+        request_id: RequestId,
+        prompt: Tokens,
+        params: Mapping[str, Any],
+        *,
+        choice_count: int | None = None,
     ) -> dict[int, bytes | None]:
         """Each choice as the msgpack of a ``TurnWire``; None for one without log probabilities.
 
         ``params`` are the client's sampling parameters: what it leaves out counts as vLLM's
-        defaults (temperature 1, top-p 1, no top-k).
+        defaults (temperature 1, top-p 1, no top-k). The answer had ``choice_count`` choices, by
+        default those that were taken.
         """
         prompt_bytes = np.asarray(prompt, "<i4").tobytes()
         top_k = params.get("top_k")
@@ -98,7 +106,7 @@ class TurnRecord:
                 temperature=_number(params.get("temperature")),
                 top_p=_number(params.get("top_p")),
                 top_k=top_k if top_k is not None and top_k > 0 else None,
-                choice_count=len(self._choices),
+                choice_count=choice_count or len(self._choices),
                 payload_segments=choice.segments,
                 payload_model=self._model,
                 routed_experts=choice.routed_experts,
@@ -109,6 +117,61 @@ class TurnRecord:
             )
             found[index] = _ENCODER.encode(turn)
         return found
+
+
+class TurnChoice(Protocol):
+    """One choice of an answered request, as it is kept."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What keeping it keeps."""
+
+    def encoded(self) -> bytes | None:
+        """The msgpack of a ``TurnWire``; None without log probabilities. Slow for large ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedChoice:
+    """A choice whose turn was encoded already."""
+
+    turn: bytes | None
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the turn."""
+        return len(self.turn or b"")
+
+    def encoded(self) -> bytes | None:
+        """The turn."""
+        return self.turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnreadChoice:
+    """A choice of a whole answer, kept as the client got it: most are never asked for."""
+
+    index: int
+    choice_count: int
+    answer: bytes  # shared by the choices, as is the prompt
+    request_id: RequestId
+    prompt: Prompt
+    params: Mapping[str, Any]
+
+    @property
+    def size_bytes(self) -> int:
+        """Its share."""
+        return (len(self.answer) + self.prompt.size_bytes) // self.choice_count
+
+    def encoded(self) -> bytes | None:
+        """The turn, read from the answer."""
+        body: Any = parsed_answer(self.answer)
+        record = TurnRecord()
+        own = [choice for choice in body["choices"] if choice["index"] == self.index]
+        record.take({**body, "choices": own})
+        turns = record.encoded(
+            self.request_id, self.prompt.tokens, self.params, choice_count=self.choice_count
+        )
+        return turns[self.index]
 
 
 def logprobs_of(logprobs: object) -> list[float]:

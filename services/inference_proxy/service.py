@@ -21,7 +21,7 @@ from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.events import EventSplitter, EventTooLarge, write_event
 from services.inference_proxy.feeding import EventFeed
 from services.inference_proxy.keeping import Keeper
-from services.inference_proxy.kept import KeptTurn
+from services.inference_proxy.kept_turn import KeptTurn
 from services.inference_proxy.limits import (
     EVENT_BYTES_MAX,
     EVENTS_PER_TURN_MAX,

@@ -14,7 +14,7 @@ from services.inference_proxy.endpoints.parts import Parts, PartsDep
 from services.inference_proxy.endpoints.relay import RelayResponse
 from services.inference_proxy.errors import GENERATE_PROBLEMS, as_problems
 from services.inference_proxy.headers import to_client
-from services.inference_proxy.kept import KeptTurn
+from services.inference_proxy.kept_turn import KeptTurn
 from services.inference_proxy.limits import (
     LOGPROB_BYTES,
     OFFLOAD_BYTES_MIN,
@@ -196,10 +196,7 @@ async def _answered(asked: Asked, parts: Parts, plan: Plan, outcome: Outcome) ->
         form = plan.call.logprob_form
         if form != "engine":
             size_bytes += LOGPROB_BYTES * sum(map(len, outcome.token_ids.values()))
-        content, kept = await offload(
-            lambda: (_encoded(outcome.body, form), _kept(parts, plan, outcome)),
-            size_bytes=size_bytes,
-        )
+        content, kept = await offload(lambda: _written(parts, plan, outcome), size_bytes=size_bytes)
         # Small answers were written without a wait, in which nobody can have left.
         if size_bytes >= OFFLOAD_BYTES_MIN and await has_left(asked.receive):
             raise ClientGone
@@ -213,18 +210,16 @@ async def _answered(asked: Asked, parts: Parts, plan: Plan, outcome: Outcome) ->
     return content
 
 
-def _encoded(body: dict[str, Any], form: LogprobForm) -> bytes:
+def _written(parts: Parts, plan: Plan, outcome: Outcome) -> tuple[bytes, KeptTurn | None]:
+    """The answer in the client's form, and its turn if it is to be kept."""
+    body, form = outcome.body, plan.call.logprob_form
+    content = msgspec.json.encode(body)
+    kept = None
+    if parts.keeper.keeps(plan):
+        kept = parts.keeper.unread(plan, content, outcome.token_ids)
     if form != "engine":
-        body = {**body, "choices": in_form(body["choices"], form)}
-    return msgspec.json.encode(body)
-
-
-def _kept(parts: Parts, plan: Plan, outcome: Outcome) -> KeptTurn | None:
-    record = parts.keeper.record(plan)
-    if record is None:
-        return None
-    record.take(outcome.body)
-    return parts.keeper.encoded(plan, record)
+        content = msgspec.json.encode({**body, "choices": in_form(body["choices"], form)})
+    return content, kept
 
 
 async def _streamed(asked: Asked, parts: Parts, plan: Plan) -> Response:

@@ -11,7 +11,7 @@ from services.inference_proxy.errors import (
     TURN_PROBLEMS,
     as_problems,
 )
-from services.inference_proxy.kept import TurnRef
+from services.inference_proxy.kept_turn import Found, TurnRef
 from services.inference_proxy.offload import offload
 from services.inference_proxy.turn_schemas import TurnList, TurnsAsked, TurnsReleased, turns_json
 from services.kit.problems import Problem, responses
@@ -42,7 +42,8 @@ async def fetch_turns(asked: TurnsAsked, request: Request, parts: PartsDep) -> R
     takes them.
     """
     with _refused(parts), as_problems():
-        encoded = _found(asked, parts)
+        found = _found(asked, parts)
+        encoded = await offload(found.encoded, size_bytes=found.size_bytes)
     parts.metrics.kept.fetched_total.inc(len(encoded))
     size_bytes = sum(map(len, encoded))
     if TURNS_CONTENT_TYPE in request.headers.get("accept", ""):
@@ -69,12 +70,12 @@ async def release_turns(asked: TurnsAsked, parts: PartsDep) -> TurnsReleased:
     return TurnsReleased(released=count)
 
 
-def _found(asked: TurnsAsked, parts: Parts) -> list[bytes]:
+def _found(asked: TurnsAsked, parts: Parts) -> Found:
     run_id = None if asked.run_id is None else RunId(asked.run_id)
     if asked.session_id is not None:
         session_id = SessionId(asked.session_id)
-        return parts.keeper.turns.fetch_session(session_id, choice=asked.choice, run_id=run_id)
-    return parts.keeper.turns.fetch(_refs(asked), run_id=run_id)
+        return parts.keeper.turns.find_session(session_id, choice=asked.choice, run_id=run_id)
+    return parts.keeper.turns.find(_refs(asked), run_id=run_id)
 
 
 def _refs(asked: TurnsAsked) -> list[TurnRef]:

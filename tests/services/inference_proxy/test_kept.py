@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
-from services.inference_proxy.kept import KeptTurn, KeptTurns, TurnRef
+from services.inference_proxy.kept import KeptTurns
+from services.inference_proxy.kept_turn import KeptTurn, TurnRef
+from services.inference_proxy.prompts import Prompt
+from services.inference_proxy.recording import EncodedChoice
 from services.inference_proxy.turn_problems import (
     TurnAmbiguous,
     TurnGone,
@@ -49,8 +52,11 @@ def turn(
         request_id=RequestId(name),
         session_id=session,
         run_id=None if run is None else RunId(run),
-        prompt_digest=prompt,
-        choices={0: name.encode()} if choices is None else choices,
+        prompt=Prompt.of([prompt]),
+        choices={
+            index: EncodedChoice(encoded)
+            for index, encoded in (choices or {0: name.encode()}).items()
+        },
         at_s=at_s,
     )
 
@@ -67,7 +73,12 @@ def fails(kind: type[TurnProblem], call: Callable[[], Any], said: str | None = N
 
 
 def by_session(kept: KeptTurns, *, choice: int = 0, run: str | None = None) -> list[bytes]:
-    return kept.fetch_session(S, choice=choice, run_id=None if run is None else RunId(run))
+    run_id = None if run is None else RunId(run)
+    return kept.find_session(S, choice=choice, run_id=run_id).encoded()
+
+
+def fetched(kept: KeptTurns, turns: list[TurnRef], *, run_id: RunId | None) -> list[bytes]:
+    return kept.find(turns, run_id=run_id).encoded()
 
 
 def test_turns_are_given_in_the_order_asked_for_and_of_a_session_as_answered() -> None:
@@ -75,8 +86,8 @@ def test_turns_are_given_in_the_order_asked_for_and_of_a_session_as_answered() -
     for name in ("a", "b", "c"):
         kept.put(turn(name))
     kept.put(turn("other", session=None))
-    assert kept.fetch(refs("c", "a"), run_id=None) == [b"c", b"a"]
-    assert kept.fetch(refs("a", "a"), run_id=RunId("run-1")) == [b"a", b"a"]
+    assert fetched(kept, refs("c", "a"), run_id=None) == [b"c", b"a"]
+    assert fetched(kept, refs("a", "a"), run_id=RunId("run-1")) == [b"a", b"a"]
     assert by_session(kept) == [b"a", b"b", b"c"]
 
 
@@ -85,15 +96,15 @@ def test_the_oldest_go_when_there_are_too_many_or_too_much() -> None:
     for name in ("a", "b", "c", "d"):
         kept.put(turn(name))
     assert len(kept) == 3
-    assert fails(TurnGone, lambda: kept.fetch(refs("a"), run_id=None)).request_id == "a"
-    assert kept.fetch(refs("d"), run_id=None) == [b"d"]
+    assert fails(TurnGone, lambda: fetched(kept, refs("a"), run_id=None)).request_id == "a"
+    assert fetched(kept, refs("d"), run_id=None) == [b"d"]
     small = store(bytes_max=10)
     small.put(turn("a", choices={0: b"x" * 6}))
     small.put(turn("b", choices={0: b"x" * 6}))
     assert (len(small), small.size_bytes) == (1, 6)
     small.put(turn("c", choices={0: b"x" * 11}))
     assert (len(small), small.size_bytes) == (1, 6), "what is too large pushes nothing out"
-    problem = fails(TurnGone, lambda: small.fetch(refs("c"), run_id=None), "larger")
+    problem = fails(TurnGone, lambda: fetched(small, refs("c"), run_id=None), "larger")
     assert isinstance(problem, TurnGone)
     assert problem.reason == "too_large"
 
@@ -106,8 +117,8 @@ def test_an_old_turn_goes() -> None:
     clock.now_s = 9.9
     assert by_session(kept) == [b"a", b"b"]
     clock.now_s = 10.0
-    fails(TurnGone, lambda: kept.fetch(refs("a"), run_id=None), "for its time")
-    assert kept.fetch(refs("b"), run_id=None) == [b"b"]
+    fails(TurnGone, lambda: fetched(kept, refs("a"), run_id=None), "for its time")
+    assert fetched(kept, refs("b"), run_id=None) == [b"b"]
 
 
 def test_a_session_that_lost_a_turn_is_not_given_without_it() -> None:
@@ -116,15 +127,15 @@ def test_a_session_that_lost_a_turn_is_not_given_without_it() -> None:
         kept.put(turn(name))
     problem = fails(TurnGone, lambda: by_session(kept), "a turn of it")
     assert (problem.session_id, problem.request_id) == ("s1", None)
-    assert kept.fetch(refs("b", "c"), run_id=None) == [b"b", b"c"]
+    assert fetched(kept, refs("b", "c"), run_id=None) == [b"b", b"c"]
 
 
 def test_what_was_never_there_is_unknown() -> None:
     kept = store()
-    fails(TurnUnknown, lambda: kept.fetch(refs("a"), run_id=None))
+    fails(TurnUnknown, lambda: fetched(kept, refs("a"), run_id=None))
     fails(TurnUnknown, lambda: by_session(kept))
     kept.put(turn("a"))
-    fails(TurnUnknown, lambda: kept.fetch(refs("a", choice=1), run_id=None), "no choice 1")
+    fails(TurnUnknown, lambda: fetched(kept, refs("a", choice=1), run_id=None), "no choice 1")
 
 
 def test_a_turn_of_another_run_is_refused_by_name() -> None:
@@ -132,22 +143,22 @@ def test_a_turn_of_another_run_is_refused_by_name() -> None:
     kept.put(turn("a"))
     kept.put(turn("b", run=None))
     for call in (
-        lambda: kept.fetch(refs("a"), run_id=RunId("run-2")),
+        lambda: fetched(kept, refs("a"), run_id=RunId("run-2")),
         lambda: by_session(kept, run="run-2"),
     ):
         fails(TurnOfOtherRun, call, "run run-1, not run-2")
-    assert kept.fetch(refs("b"), run_id=RunId("run-2")) == [b"b"], "nobody knows its run"
+    assert fetched(kept, refs("b"), run_id=RunId("run-2")) == [b"b"], "nobody knows its run"
 
 
 def test_a_running_turn_is_no_unknown_one() -> None:
     kept = store()
     with kept.running(RequestId("a"), S), kept.running(RequestId("a"), None):
-        fails(TurnRunning, lambda: kept.fetch(refs("a"), run_id=None))
+        fails(TurnRunning, lambda: fetched(kept, refs("a"), run_id=None))
         fails(TurnRunning, lambda: by_session(kept))
-    fails(TurnUnknown, lambda: kept.fetch(refs("a"), run_id=None))
+    fails(TurnUnknown, lambda: fetched(kept, refs("a"), run_id=None))
     kept.put(turn("b"))
     with kept.running(RequestId("c"), S):
-        assert kept.fetch(refs("b"), run_id=None) == [b"b"]
+        assert fetched(kept, refs("b"), run_id=None) == [b"b"]
         problem = fails(TurnRunning, lambda: by_session(kept))
         assert problem.session_id == "s1"
     assert by_session(kept) == [b"b"]
@@ -170,7 +181,7 @@ def test_an_id_of_two_requests_means_neither(other: dict[str, Any]) -> None:
     kept.put(turn("a"))
     for _ in range(2):
         kept.put(turn("a", **other))
-        fails(TurnAmbiguous, lambda: kept.fetch(refs("a"), run_id=None))
+        fails(TurnAmbiguous, lambda: fetched(kept, refs("a"), run_id=None))
         fails(TurnAmbiguous, lambda: by_session(kept))
     assert (len(kept), kept.size_bytes) == (0, 0)
 
@@ -178,8 +189,8 @@ def test_an_id_of_two_requests_means_neither(other: dict[str, Any]) -> None:
 def test_a_turn_without_log_probabilities_trains_nothing() -> None:
     kept = store()
     kept.put(turn("a", choices={0: b"x", 1: None}))
-    assert kept.fetch(refs("a"), run_id=None) == [b"x"]
-    fails(TurnIncomplete, lambda: kept.fetch(refs("a", choice=1), run_id=None))
+    assert fetched(kept, refs("a"), run_id=None) == [b"x"]
+    fails(TurnIncomplete, lambda: fetched(kept, refs("a", choice=1), run_id=None))
 
 
 def test_released_turns_go_choice_by_choice() -> None:
@@ -188,11 +199,11 @@ def test_released_turns_go_choice_by_choice() -> None:
     kept.put(turn("b"))
     assert kept.release(refs("a", "nobody")) == 1
     assert kept.release(refs("a")) == 0, "again is nothing new"
-    assert kept.fetch(refs("a", choice=1), run_id=None) == [b"yyy"]
-    fails(TurnUnknown, lambda: kept.fetch(refs("a"), run_id=None), "released")
+    assert fetched(kept, refs("a", choice=1), run_id=None) == [b"yyy"]
+    fails(TurnUnknown, lambda: fetched(kept, refs("a"), run_id=None), "released")
     assert kept.size_bytes == 4
     assert kept.release(refs("a", choice=1)) == 1
-    fails(TurnGone, lambda: kept.fetch(refs("a"), run_id=None), "handed in")
+    fails(TurnGone, lambda: fetched(kept, refs("a"), run_id=None), "handed in")
     assert kept.release_session(S, choice=0) == 1
     assert kept.release_session(S, choice=0) == 0
     assert (len(kept), kept.size_bytes) == (0, 0)
@@ -205,17 +216,17 @@ def test_a_discarded_session_takes_its_turns_with_it() -> None:
     kept.put(turn("b", session=None))
     kept.discard_session(S)
     kept.discard_session(SessionId("nobody"))
-    fails(TurnGone, lambda: kept.fetch(refs("a"), run_id=None), "discarded")
+    fails(TurnGone, lambda: fetched(kept, refs("a"), run_id=None), "discarded")
     fails(TurnGone, lambda: by_session(kept), "discarded")
-    assert kept.fetch(refs("b"), run_id=None) == [b"b"]
+    assert fetched(kept, refs("b"), run_id=None) == [b"b"]
 
 
 def test_what_is_remembered_of_gone_turns_is_bounded_too() -> None:
     kept = store(turns_max=3)
     for number in range(100):
         kept.put(turn(f"t{number}", session=SessionId(f"s{number}")))
-    fails(TurnUnknown, lambda: kept.fetch(refs("t0"), run_id=None))
-    fails(TurnGone, lambda: kept.fetch(refs("t96"), run_id=None))
+    fails(TurnUnknown, lambda: fetched(kept, refs("t0"), run_id=None))
+    fails(TurnGone, lambda: fetched(kept, refs("t96"), run_id=None))
     assert len(kept._gone) <= 3
     assert len(kept._sessions) <= 7
 

@@ -44,6 +44,19 @@ def test_a_prompt_is_read_as_the_whole_parser_reads_it(
     assert orjson.loads(msgspec.json.encode(found[0])) == body
 
 
+def test_prompts_are_the_same_however_they_were_written() -> None:
+    texts = [b"[1,20,3]", b"[1, 20, 3]"]
+    prompts = [Prompt.of([1, 20, 3]), *(Prompt(text, 3) for text in texts)]
+    settled = Prompt.of([1, 20, 3])
+    settled.settle()
+    for one in [*prompts, settled]:
+        assert one.size_bytes >= 12
+        assert all(one.same_as(other) for other in prompts)
+        assert one.size_bytes >= 12
+    assert not prompts[0].same_as(Prompt.of([1, 20]))
+    assert not prompts[0].same_as(Prompt.of([1, 20, 4]))
+
+
 @given(st.text("01298, ", max_size=24) | st.text("0123456789,", max_size=60))
 def test_a_text_is_counted_only_if_it_is_a_list_of_token_ids(inner: str) -> None:
     text = f"[{inner}]".encode()
