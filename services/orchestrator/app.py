@@ -24,7 +24,7 @@ from services.orchestrator.errors import LedgerUnavailable
 from services.orchestrator.feed_client import FeedClient
 from services.orchestrator.files import Files
 from services.orchestrator.ledger import Ledger
-from services.orchestrator.limits import DELETE_WORKERS, FILE_THREADS
+from services.orchestrator.limits import FILE_THREADS
 from services.orchestrator.metrics import Metrics
 from services.orchestrator.proxy_client import ProxyClient
 from services.orchestrator.resuming import resume
@@ -78,7 +78,7 @@ def create_app(
             if terms.problem() is None:
                 files = terms.service().files
                 if files is not None:
-                    await files.settled(timeout_s=SHUTDOWN_DELETES_S)
+                    await files.deleter.settled(timeout_s=SHUTDOWN_DELETES_S)
 
     async def ready() -> list[str]:
         problem = terms.problem()
@@ -163,18 +163,16 @@ async def _service(
     model = await asyncio.to_thread(load_model, settings.model_config_path)
     if is_fresh:
         await ledger.wipe()  # before the files: what is left of them are orphans, never holes
+    records = await ledger.load()
     files = None
     if settings.payload_root is not None:
-        root = await asyncio.to_thread(
-            PayloadRoot.create,
-            settings.payload_root,
-            RunId(settings.run_id),
-            fresh=is_fresh,
-        )
+        # A run that is known has its root: an empty mount point must not become a new one.
+        is_known = records is not None and not is_fresh
+        root = await asyncio.to_thread(_root, settings, is_fresh=is_fresh, is_known=is_known)
         pool = stack.enter_context(ThreadPoolExecutor(FILE_THREADS, "payload"))
         reader = stack.enter_context(PayloadReader(root, model=model))
-        files = Files(root, reader, pool, metrics)
-    resumption = await resume(settings, ledger, files, now_s=clock_s())
+        files = Files(root, reader, pool, metrics, deletes_per_s=settings.deletes_per_s)
+    resumption = await resume(settings, ledger, records, files, now_s=clock_s())
     service = Orchestrator(
         settings,
         resumption=resumption,
@@ -184,8 +182,16 @@ async def _service(
         metrics=metrics,
         clock_s=clock_s,
     )
-    metrics.watch(service.book)
+    metrics.watch(service.book, lambda: service.journal.pending)
     return service
+
+
+def _root(settings: OrchestratorSettings, *, is_fresh: bool, is_known: bool) -> PayloadRoot:
+    assert settings.payload_root is not None, "asked only with one"
+    run_id = RunId(settings.run_id)
+    if is_known:
+        return PayloadRoot.open(settings.payload_root, run_id=run_id)
+    return PayloadRoot.create(settings.payload_root, run_id, fresh=is_fresh)
 
 
 def _prepare_root(settings: OrchestratorSettings) -> None:
@@ -264,7 +270,7 @@ def work(
         jobs.append(loops.forget_sessions(service))
     if service.files is not None:
         jobs.append(loops.sweep_orphans(service))
-        jobs += [service.files.run() for _ in range(DELETE_WORKERS)]
+        jobs += [service.files.deleter.run(), loops.watch_storage(service)]
     return jobs
 
 

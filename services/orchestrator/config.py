@@ -11,6 +11,7 @@ from pydantic_settings import SettingsConfigDict
 from services.kit.settings import ServiceSettings
 from services.orchestrator.book import Rules
 from services.orchestrator.membership import StepSize
+from services.orchestrator.quota import Quota
 from services.orchestrator.storage.opening import MEMORY, LedgerPlace, url_problem
 from sideband.batch.packing import PackingPlan
 from sideband.errors import InvalidInput
@@ -158,6 +159,20 @@ class OrchestratorSettings(ServiceSettings):
     sweep_s: float = Field(
         default=300.0, gt=0, description="Period of the orphan sweep of the payload root."
     )
+    storage_poll_s: float = Field(
+        default=5.0, gt=0, le=600, description="Period of looking at the payload root's space."
+    )
+    payload_free_bytes_min: int = Field(
+        default=1 << 30, ge=0, description="With less free space leases and rollouts get a 503."
+    )
+    payload_bytes_max: int | None = Field(
+        default=None,
+        ge=1,
+        description="With more bytes of payload files they do, too; every file is looked at.",
+    )
+    deletes_per_s: float = Field(
+        default=2000.0, gt=0, le=1e6, description="Payload files deleted per second at most."
+    )
     http_timeout_s: float = Field(default=30.0, gt=0, description="Deadline of a call.")
 
     @field_validator("ledger_url")
@@ -208,6 +223,12 @@ class OrchestratorSettings(ServiceSettings):
             run_id=self.run_id,
             name=self.instance_name or f"{socket.gethostname()}:{os.getpid()}",
             lease_s=self.ledger_lease_s,
+        )
+
+    def quota(self) -> Quota:
+        """How full the payload root may become."""
+        return Quota(
+            free_bytes_min=self.payload_free_bytes_min, used_bytes_max=self.payload_bytes_max
         )
 
     @property

@@ -10,7 +10,7 @@ Problem
 ├── RolloutConflict (409)    the id was delivered with another body
 ├── RolloutInStep (409)      too late to drop it: a rank may have to read its files
 ├── PolicyUnknown, PolicyBehind, TooManyLeases, TooManyRollouts (503, with Retry-After)
-├── LedgerBehind, LedgerUnavailable, NotLeading (503, with Retry-After)
+├── LedgerBehind, LedgerUnavailable, NotLeading, StorageFull (503, with Retry-After)
 ├── TurnsMissing, NoProxy, ProxyUnavailable: ``reference_errors``
 ├── UnsupportedForm (415)    neither of the two forms of a rollout
 ├── NoPayloadRoot (409)      a file operation in an inline run
@@ -185,6 +185,12 @@ class LedgerUnavailable(Problem):
     status, code, title = 503, "ledger_unavailable", "Ledger unavailable"
 
 
+class StorageFull(Problem):
+    """The payload root is too full for new work; ``late_ranks`` are what holds its files."""
+
+    status, code, title = 503, "storage_full", "Storage full"
+
+
 class NotLeading(Problem):
     """Another orchestrator leads the run; ``leader`` says which."""
 
@@ -275,19 +281,5 @@ class MissingMask(RolloutRefused):
     code, title = "missing_mask", "Missing mask"
 
 
-REFUSALS: dict[str, type[RolloutRefused]] = {
-    kind.code: kind
-    for kind in (
-        RolloutRefused,
-        MalformedTurn,
-        MixedForms,
-        InvalidSegment,
-        OverlappingSegments,
-        SegmentNotInFile,
-        InvalidInline,
-        ModelMismatch,
-        NoModel,
-        MissingAdvantage,
-        MissingMask,
-    )
-}
+_REFUSALS: list[type[RolloutRefused]] = [RolloutRefused, *RolloutRefused.__subclasses__()]
+REFUSALS = {kind.code: kind for kind in _REFUSALS}

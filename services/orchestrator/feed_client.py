@@ -45,12 +45,28 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class RankCommit(msgspec.Struct, frozen=True, kw_only=True):
+    """The last step that one global rank has committed."""
+
+    global_rank: int
+    committed_step: int
+
+
 class Acknowledgements(msgspec.Struct, frozen=True, kw_only=True):
-    """``committed_step``: every global rank has committed it and all before."""
+    """``committed_step``: every global rank has committed it and all before.
+
+    ``ranks`` are the first thousand that have committed anything.
+    """
 
     run_id: str
     committed_step: int | None = None
     failed: Failure | None = None
+    ranks: tuple[RankCommit, ...] = ()
+
+    def late_ranks(self, step: int) -> list[int]:
+        """Ranks that committed something and not yet ``step``, the latest first."""
+        late = [rank for rank in self.ranks if rank.committed_step < step]
+        return [rank.global_rank for rank in sorted(late, key=lambda r: r.committed_step)]
 
 
 class _HeldStep(msgspec.Struct, frozen=True):

@@ -1,24 +1,21 @@
 """Acts on the payload root: deletes what retention gave up, sweeps, checks segments.
 
-``Files`` owns a bounded pool of threads: the event loop never waits for the filesystem. A delete
-that fails is tried again a few times and then left to the sweep, counted. Deleting twice is
-harmless, so a crash between a decision and its deletion costs an orphan, never a needed file.
+``Files`` owns a bounded pool of threads: the event loop never waits for the filesystem.
 """
 
 import asyncio
+import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import structlog
 
+from services.orchestrator.deleting import Deleter, Outcome
 from services.orchestrator.errors import ModelMismatch, SegmentNotInFile
-from services.orchestrator.limits import (
-    DELETE_ATTEMPTS_MAX,
-    RETRY_WAIT_S_MAX,
-)
 from services.orchestrator.metrics import Metrics
+from services.orchestrator.quota import Usage
 from services.orchestrator.sweep import VersionPlan, plan_version
 from sideband.errors import PayloadError
 from sideband.payload.errors import OtherModelPayload, PayloadNotFound
@@ -41,63 +38,64 @@ class FilesGone(Exception):
 
 
 class Files:
-    """The payload root of the run. ``run`` is owned by the app's task group."""
+    """The payload root of the run. ``deleter.run`` is owned by the app's task group.
+
+    ``on_deleted`` hears which of the files that were to be deleted are gone.
+    """
 
     def __init__(
-        self, root: PayloadRoot, reader: PayloadReader, pool: ThreadPoolExecutor, metrics: Metrics
+        self,
+        root: PayloadRoot,
+        reader: PayloadReader,
+        pool: ThreadPoolExecutor,
+        metrics: Metrics,
+        *,
+        deletes_per_s: float,
     ) -> None:
         self.root = root
         self._reader, self._pool, self._metrics = reader, pool, metrics
-        # Unbounded on purpose: its entries are names that are known to be garbage, at most one
-        # per file of the root, and refusing one would leave the file.
-        self._queue: asyncio.Queue[str] = asyncio.Queue()
+        self.on_deleted: Callable[[list[str]], None] = lambda files: None
+        self.deleter = Deleter(
+            lambda files: self._submit(self._delete_some, files),
+            files_per_s=deletes_per_s,
+            on_deleted=self._note_deleted,
+            on_failure=metrics.delete_failures_total.inc,
+        )
+        metrics.deletions_pending.set_function(lambda: self.deleter.pending)
 
-    def delete(self, files: Iterable[str]) -> None:
-        """Delete soon. Only what retention gave up may come here."""
+    def _delete_some(self, files: list[str]) -> list[Outcome]:
+        outcomes: list[Outcome] = []
         for file in files:
-            self._queue.put_nowait(file)
-
-    async def run(self) -> None:
-        """One worker, until cancelled; the app starts ``DELETE_WORKERS`` of them."""
-        while True:
-            file = await self._queue.get()
-            try:
-                await self._delete(file)
-            finally:
-                self._queue.task_done()
-
-    async def settled(self, *, timeout_s: float) -> bool:
-        """Whether everything given to ``delete`` was tried within the time."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._queue.join()
-        except TimeoutError:
-            return False
-        return True
-
-    @property
-    def pending(self) -> int:
-        """Deletions that wait."""
-        return self._queue.qsize()
-
-    async def _delete(self, file: str) -> None:
-        for attempt in range(DELETE_ATTEMPTS_MAX):
-            try:
-                freed_bytes = await self.call(self.root.delete, file)
-            except PayloadError as exc:
-                log.warning("file_delete_failed", file=file, attempt=attempt, error=str(exc))
-                await asyncio.sleep(min(RETRY_WAIT_S_MAX, 0.1 * 2**attempt))
-                continue
             self._reader.forget(file)
-            self._metrics.files_deleted_total.labels("retention").inc()
-            self._metrics.deleted_bytes_total.labels("retention").inc(freed_bytes)
-            return
-        self._metrics.delete_failures_total.inc()
-        log.error("file_delete_given_up", file=file)
+            try:
+                outcomes.append((file, self.root.delete(file)))
+            except PayloadError as exc:
+                outcomes.append((file, exc))
+        return outcomes
+
+    def _note_deleted(self, files: list[str], freed_bytes: int) -> None:
+        self._metrics.files_deleted_total.labels("retention").inc(len(files))
+        self._metrics.deleted_bytes_total.labels("retention").inc(freed_bytes)
+        self.on_deleted(files)
+
+    def usage(self, *, with_used: bool) -> Usage:
+        """How full the root is. ``with_used`` looks at every file of the run. Blocks."""
+        status = os.statvfs(self.root.path)
+        used_bytes = None
+        if with_used:
+            used_bytes = sum(
+                stored.size_bytes
+                for version in self.root.versions()
+                for stored in self.root.files(version)
+            )
+        return Usage(free_bytes=status.f_bavail * status.f_frsize, used_bytes=used_bytes)
+
+    def _submit(self, act: Callable[..., T], *args: object) -> "asyncio.Future[T]":
+        return asyncio.get_running_loop().run_in_executor(self._pool, act, *args)
 
     async def call(self, act: Callable[..., T], *args: object) -> T:
         """Run blocking work on the pool."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, act, *args)
+        return await self._submit(act, *args)
 
     async def size(self, file: str) -> int | None:
         """Bytes of ``file`` on disk; None when it is gone."""

@@ -6,6 +6,7 @@ order, whoever waited for it.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -20,12 +21,21 @@ UNAVAILABLE: Final = "The ledger cannot be written; the run goes on from what it
 
 
 class Journal:
-    """One writer of one ledger. ``run`` is owned by the app's task group."""
+    """One writer of one ledger. ``run`` is the task that a term is.
+
+    ``on_durable`` hears of each change, ``on_commit`` of the number of changes of each commit and
+    of the seconds that it took.
+    """
 
     def __init__(
-        self, ledger: Ledger, on_durable: Callable[[Change], None], *, commit_timeout_s: float
+        self,
+        ledger: Ledger,
+        on_durable: Callable[[Change], None],
+        *,
+        commit_timeout_s: float,
+        on_commit: Callable[[int, float], None],
     ) -> None:
-        self._ledger, self._on_durable = ledger, on_durable
+        self._ledger, self._on_durable, self._on_commit = ledger, on_durable, on_commit
         self._commit_timeout_s = commit_timeout_s
         self._waiting: deque[Entry] = deque()
         self._writing: list[Entry] = []
@@ -112,11 +122,13 @@ class Journal:
     async def _write_some(self) -> None:
         count = min(len(self._waiting), CHANGES_PER_COMMIT_MAX)
         self._writing = [self._waiting.popleft() for _ in range(count)]
+        began_s = time.monotonic()
         try:
             async with asyncio.timeout(self._commit_timeout_s):
                 await self._ledger.commit([change for change, _ in self._writing])
         except TimeoutError as exc:
             raise LedgerFailed(f"no commit within {self._commit_timeout_s} s") from exc
+        self._on_commit(count, time.monotonic() - began_s)
         written, self._writing = self._writing, []
         for change, future in written:
             self._on_durable(change)

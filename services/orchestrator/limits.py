@@ -20,9 +20,7 @@ ROWS_PER_CALL_MAX: Final = 500  # to the database, then others on the loop get t
 FILES_PER_STAT: Final = 64  # looked at by one thread, one round trip each
 
 FILE_THREADS: Final = 16
-DELETE_WORKERS: Final = 4  # unlink on a shared filesystem is a round trip; more would crowd it
 RELEASES_MAX: Final = 10_000  # turns that the proxy is to be told about; beyond, they expire there
-DELETE_ATTEMPTS_MAX: Final = 5
 DISCARD_ATTEMPTS_MAX: Final = 3
 RETRY_WAIT_S_MAX: Final = 5.0
 

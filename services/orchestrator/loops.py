@@ -5,6 +5,9 @@ a step that cannot be built or that the feed will never take stops the run, visi
 """
 
 import asyncio
+import contextlib
+import time
+from functools import partial
 from typing import Final
 
 import structlog
@@ -18,6 +21,7 @@ from services.orchestrator.proxy_client import ProxyCallFailed, ProxyClient
 from services.orchestrator.rebuilding import rebuild_steps
 from services.orchestrator.records import StepState
 from services.orchestrator.service import Orchestrator
+from services.orchestrator.sweeping import sweep
 from sideband.errors import InvalidInput, PayloadError
 
 log = structlog.get_logger(__name__)
@@ -177,6 +181,7 @@ async def poll_feed_once(service: Orchestrator, feed: FeedClient) -> str | None:
     if acknowledged.failed != service.feed_failure:
         service.feed_failure = acknowledged.failed
         log.warning("feed_failure_changed", failure=acknowledged.failed)
+    service.room.late_ranks = acknowledged.late_ranks(max(shipped))
     if acknowledged.committed_step is not None:
         await service.acknowledge(acknowledged.committed_step)
     # Steps shipped since the first question are not among those that may be lost.
@@ -237,12 +242,32 @@ async def keep_leading(service: Orchestrator) -> None:
         await service.journal.renew()
 
 
-async def sweep_orphans(service: Orchestrator) -> None:
-    """Retention rule 3, from time to time."""
+async def watch_storage(service: Orchestrator) -> None:
+    """Measure the payload root. To look at every file takes at most a tenth of the time."""
+    files = service.files
+    assert files is not None, "there is a root to watch"
+    with_used = service.settings.payload_bytes_max is not None
     while True:
-        await asyncio.sleep(service.settings.sweep_s)
+        began_s = time.monotonic()
         try:
-            plans = await service.sweep(dry_run=False)
+            usage = await files.call(partial(files.usage, with_used=with_used))
+        except (PayloadError, OSError) as exc:
+            log.warning("storage_not_measured", error=str(exc))
+        else:
+            service.room.observe(usage, service.book)
+        spent_s = time.monotonic() - began_s
+        await asyncio.sleep(max(service.settings.storage_poll_s, 9 * spent_s))
+
+
+async def sweep_orphans(service: Orchestrator) -> None:
+    """Retention rule 3, from time to time and when the run ends."""
+    while True:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(service.settings.sweep_s):
+                await service.to_sweep.wait()
+        service.to_sweep.clear()
+        try:
+            plans = await sweep(service, dry_run=False)
         except PayloadError as exc:
             log.warning("sweep_failed", error=str(exc))
             continue

@@ -16,7 +16,12 @@
 | orchestrator_step_routing_valid_fraction, orchestrator_step_mask_valid_fraction | |
 | orchestrator_delivery_failures_total, orchestrator_steps_resent_total | |
 | orchestrator_files_deleted_total, orchestrator_deleted_bytes_total | cause |
-| orchestrator_delete_failures_total | |
+| orchestrator_delete_failures_total, orchestrator_deletions_pending | |
+| orchestrator_storage_full, orchestrator_storage_refusals_total | |
+| orchestrator_storage_free_bytes, orchestrator_storage_used_bytes | |
+| orchestrator_ledger_commits_total, orchestrator_ledger_changes_total | |
+| orchestrator_ledger_commit_seconds | |
+| orchestrator_ledger_pending, orchestrator_terms_total | |
 | orchestrator_leases_open, orchestrator_rollouts_held, orchestrator_files_held | |
 | orchestrator_policy_version, orchestrator_next_step, orchestrator_phase | (phase) |
 
@@ -25,7 +30,7 @@ Labels are states, reasons and codes of this service: their number is bounded.
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.orchestrator.book import Book
 from services.orchestrator.lifecycle import Phase
@@ -37,6 +42,8 @@ from services.orchestrator.records import (
     StepRecord,
     StepState,
 )
+
+COMMIT_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 class Metrics:
@@ -68,7 +75,22 @@ class Metrics:
         self.steps_resent_total = counter("steps_resent_total", "Steps that the feed had lost.")
         self.files_deleted_total = counter("files_deleted_total", "Files deleted.", "cause")
         self.deleted_bytes_total = counter("deleted_bytes_total", "Bytes deleted.", "cause")
-        self.delete_failures_total = counter("delete_failures_total", "Deletions given up.")
+        self.delete_failures_total = counter("delete_failures_total", "Failed attempts to delete.")
+        self.deletions_pending = gauge("deletions_pending", "Files given up and still there.")
+        self.storage_full = gauge("storage_full", "1 while the root is too full for new work.")
+        self.storage_refusals_total = counter("storage_refusals_total", "Requests refused for it.")
+        self.storage_free_bytes = gauge("storage_free_bytes", "Free space of the payload root.")
+        self.storage_used_bytes = gauge("storage_used_bytes", "Bytes of the run's payload files.")
+        self.ledger_commits_total = counter("ledger_commits_total", "Commits of the ledger.")
+        self.ledger_changes_total = counter("ledger_changes_total", "Changes made durable.")
+        self.ledger_commit_seconds = Histogram(
+            "orchestrator_ledger_commit_seconds",
+            "Time of one commit.",
+            buckets=COMMIT_BUCKETS_S,
+            registry=registry,
+        )
+        self.ledger_pending = gauge("ledger_pending", "Changes that are not durable yet.")
+        self.terms_total = counter("terms_total", "Times that this process began to lead.")
         self.leases_open = gauge("leases_open", "Open leases.")
         self.rollouts_held = gauge("rollouts_held", "Rollouts that wait for a step.")
         self.files_held = gauge("files_held", "Files that something keeps.")
@@ -76,8 +98,16 @@ class Metrics:
         self.next_step = gauge("next_step", "The step that is collected for.")
         self.phase = gauge("phase", "1 for the phase of the run.", "phase")
 
-    def watch(self, book: Book) -> None:
-        """Gauges that read the book when they are asked."""
+    def committed(self, changes: int, seconds: float) -> None:
+        """One commit of the ledger."""
+        self.ledger_commits_total.inc()
+        self.ledger_changes_total.inc(changes)
+        self.ledger_commit_seconds.observe(seconds)
+
+    def watch(self, book: Book, pending: Callable[[], int]) -> None:
+        """Gauges that read the book of a new term when they are asked."""
+        self.terms_total.inc()
+        self.ledger_pending.set_function(pending)
         self.leases_open.set_function(lambda: len(book.open_leases))
         self.rollouts_held.set_function(lambda: len(book.held))
         self.files_held.set_function(lambda: book.retention.held_count)

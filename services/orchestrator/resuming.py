@@ -19,6 +19,7 @@ from services.orchestrator.records import (
     Change,
     Draft,
     DropReason,
+    Records,
     Rollout,
     StepRecord,
     StepState,
@@ -51,10 +52,14 @@ class Resumption:
 
 
 async def resume(
-    settings: OrchestratorSettings, ledger: Ledger, files: Files | None, *, now_s: float
+    settings: OrchestratorSettings,
+    ledger: Ledger,
+    records: Records | None,
+    files: Files | None,
+    *,
+    now_s: float,
 ) -> Resumption:
-    """The run as the ledger has it, or a new one. Raises LedgerError."""
-    records = await ledger.load()
+    """The run as ``ledger`` has it in ``records``, or a new one. Raises LedgerError."""
     if records is None:
         book, change = Book(settings.rules()), Change()
         if settings.initial_policy_version is not None:

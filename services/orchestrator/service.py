@@ -24,7 +24,6 @@ from services.orchestrator.config import OrchestratorSettings
 from services.orchestrator.errors import (
     REFUSALS,
     RETRY_SOON,
-    NoPayloadRoot,
     RolloutUnknown,
     TooManyRollouts,
 )
@@ -41,7 +40,7 @@ from services.orchestrator.proxy_client import ProxyClient
 from services.orchestrator.records import Change, Lease, LeaseState, Rollout
 from services.orchestrator.releases import Releases
 from services.orchestrator.resuming import Resumption
-from services.orchestrator.sweep import SweepRules, VersionPlan, orphaned_versions
+from services.orchestrator.room import Room
 from services.orchestrator.wire import RolloutWire
 from sideband.batch.packing import PackingPlan
 from sideband.ids import LeaseId, RolloutId, SessionId
@@ -73,12 +72,19 @@ class Orchestrator:
         self.proxy: ProxyClient | None = None  # where turns are fetched; the app sets it
         self.to_build = asyncio.Event()  # something may be ready to be built
         self.to_ship = asyncio.Event()  # something may be ready to be shipped
+        self.to_sweep = asyncio.Event()  # the run has ended
         self.feed_failure: Failure | None = None  # as the feed says
         self.pushes = 0  # of the policy version, so that an older answer to a poll is known
         self.clock_s = clock_s
         self.journal = Journal(
-            ledger, self._let_out, commit_timeout_s=settings.ledger_commit_timeout_s
+            ledger,
+            self._let_out,
+            commit_timeout_s=settings.ledger_commit_timeout_s,
+            on_commit=metrics.committed,
         )
+        self.room = Room(settings.quota(), metrics)
+        if files is not None:
+            files.on_deleted = self._note_deleted
         self._deliveries = DeliveryLog()
         self._intake = IntakeRules(
             run_id=self.book.rules.run_id,
@@ -93,7 +99,7 @@ class Orchestrator:
         """What follows from the change with which the term began. Once."""
         self._let_out(self.resumption.change)
         if self.files is not None:
-            self.files.delete(self.resumption.delete_files)
+            self.files.deleter.add(self.resumption.delete_files)
 
     @contextmanager
     def decision(self) -> Iterator[Change]:
@@ -122,24 +128,30 @@ class Orchestrator:
         """What follows from a durable change, in order."""
         self.metrics.observe(change)
         if self.files is not None:
-            self.files.delete(change.delete_files)
+            self.files.deleter.add(change.delete_files)
         for session_id in change.discard_sessions:
             self.sessions.put_nowait(session_id)
         if change.phase is not None:
             emit = log.error if change.phase == Phase.STOPPED.value else log.info
             emit("phase_entered", phase=change.phase, reason=self.book.run.reason)
+            if change.phase == Phase.ENDED.value:
+                self.to_sweep.set()
         has_ended = any(lease.state is not LeaseState.OPEN for lease in change.leases)
         if has_ended or change.rollouts or change.steps or change.phase is not None:
             self.to_build.set()  # a new lease alone makes nothing ready
             self.to_ship.set()
+
+    def _note_deleted(self, files: list[str]) -> None:
+        self.journal.put(Change(files_deleted=files))  # nothing waits for it
 
     async def settled(self) -> None:
         """All that was decided until now is durable. Raises LedgerUnavailable."""
         await self.journal.commit(Change())
 
     async def take_lease(self, asked: LeaseRequest) -> Lease:
-        """A lease for one rollout; raises what ``leasing.take`` raises."""
+        """A lease for one rollout. Raises StorageFull and what ``leasing.take`` raises."""
         self.journal.admit()
+        self.room.admit_lease(self.book)
         with self.decision() as change:
             lease_id = LeaseId(secrets.token_hex(12))
             lease = leasing.take(self.book, change, asked, lease_id, self.clock_s())
@@ -167,13 +179,15 @@ class Orchestrator:
     ) -> Rollout:
         """Take a finished rollout in. Idempotent by id and content, or by id and ``digest``.
 
-        Raises RolloutRefused, RolloutConflict, LeaseUnknown, TooManyRollouts.
+        Raises RolloutRefused, RolloutConflict, LeaseUnknown, TooManyRollouts, StorageFull.
         """
         self.journal.admit()
         lease = self.book.lease_of_rollout(RolloutId(wire.rollout_id))
         is_open = lease is not None and lease.state is LeaseState.OPEN
         if is_open and len(self.book.held) >= self.book.rules.rollouts_held_max:
             raise TooManyRollouts("The trainer is behind.", headers=RETRY_SOON)
+        if is_open:
+            self.room.admit_delivery(self.book)
         reading = lease if is_open else None
         if size_bytes <= DECODE_INLINE_BYTES_MAX:
             delivery = read(wire, reading, self._intake, digest)
@@ -266,35 +280,3 @@ class Orchestrator:
             ending.set_run(self.book, change, run, self.clock_s())
         await self.commit(change)
         return self.book.run
-
-    async def sweep(self, *, dry_run: bool) -> list[VersionPlan]:
-        """Retention rule 3, now: what was deleted, or would be. Raises NoPayloadRoot."""
-        if self.files is None:
-            raise NoPayloadRoot("The run has no payload root.")
-        versions = await self.files.call(self.files.root.versions)
-        plans = []
-        for version in orphaned_versions(versions, self.sweep_rules()):
-            plan = await self.files.call(
-                self.files.list_version, version, self.book.retention.is_held
-            )
-            # While files were listed nothing new can have come to refer to them: a version is
-            # this old only when no lease for it is open, and none is given any more.
-            if not dry_run and version < self.sweep_rules().keep_from:
-                await self.settled()  # what let go of these files must not be forgotten again
-                if not await self.files.sweep_version(plan):
-                    continue
-                if plan.is_whole:
-                    with self.decision() as change:
-                        self.book.retention.forget(version)
-                        change.versions_forgotten.append(version)
-                    await self.commit(change)
-            plans.append(plan)
-        return plans
-
-    def sweep_rules(self) -> SweepRules:
-        """What decides which versions are orphaned, at this moment."""
-        return SweepRules(
-            step=self.book.next_step - 1,
-            max_off_policy_steps=self.book.rules.max_off_policy_steps,
-            oldest_live=self.book.oldest_live(),
-        )

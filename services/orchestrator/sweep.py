@@ -1,12 +1,14 @@
 """Plans the orphan sweep (retention rule 3). Pure: ``files.py`` lists and deletes.
 
 A version folder is orphaned when it is older than every live rollout **and** older than
-step − max_off_policy_steps: nothing that is written there from now on could still train. What a
-holder refers to stays, whatever its age.
+step − max_off_policy_steps: nothing that is written there from now on could still train. When the
+run has ended nothing will train at all. What a holder refers to stays, whatever its age.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+
+from sideband.payload.paths import POLICY_VERSION_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,10 +18,13 @@ class SweepRules:
     step: int
     max_off_policy_steps: int
     oldest_live: int | None
+    has_ended: bool = False
 
     @property
     def keep_from(self) -> int:
         """Folders v<k> with k at or above this stay."""
+        if self.has_ended:
+            return POLICY_VERSION_MAX + 1
         aged = self.step - self.max_off_policy_steps
         return aged if self.oldest_live is None else min(aged, self.oldest_live)
 

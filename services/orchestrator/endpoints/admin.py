@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Query
 
 from services.kit.problems import responses
+from services.orchestrator import sweeping
 from services.orchestrator.admin_schemas import (
     DrainBody,
     PolicyBody,
@@ -101,9 +102,9 @@ async def sweep(
     ] = True,
 ) -> Sweep:
     """Folders older than every live rollout and than step − max_off_policy_steps."""
-    plans = await service.sweep(dry_run=dry_run)
+    plans = await sweeping.sweep(service, dry_run=dry_run)
     return Sweep(
         dry_run=dry_run,
-        keep_from=service.sweep_rules().keep_from,
+        keep_from=sweeping.sweep_rules(service.book).keep_from,
         versions=[SweptVersion.of(plan) for plan in plans],
     )

@@ -18,6 +18,7 @@ from services.orchestrator.errors import (
     RunEnded,
     RunPaused,
     RunStopped,
+    StorageFull,
     TooManyLeases,
     TooManyRollouts,
 )
@@ -47,6 +48,7 @@ router = APIRouter(tags=["leases"])
         PolicyBehind,
         TooManyLeases,
         TooManyRollouts,
+        StorageFull,
     ),
 )
 async def take_lease(body: LeaseBody, service: Service) -> LeaseView:

@@ -18,6 +18,7 @@ from services.orchestrator.errors import (
     RolloutConflict,
     RolloutInStep,
     RolloutUnknown,
+    StorageFull,
     TooManyRollouts,
     UnsupportedForm,
 )
@@ -71,6 +72,7 @@ _REQUEST_BODY: Final = {
         LeaseUnknown,
         RolloutConflict,
         TooManyRollouts,
+        StorageFull,
         TurnsMissing,
         TurnGone,
         NoProxy,

@@ -28,6 +28,7 @@ class Batch:
         self.bodies: dict[RolloutId, tuple[Sample, ...]] = {}
         self.groups_closed: dict[str, None] = {}  # their members go
         self.versions_forgotten: dict[int, None] = {}  # their files go
+        self.files_deleted: dict[str, None] = {}  # given up in an earlier batch
         self._serials = serials
         for change in changes:
             self._take(change)
@@ -89,16 +90,17 @@ class Batch:
             self._put(tables.GROUPS, None, group_id)
 
     def _files(self, change: Change) -> None:
-        files = self.writes[tables.FILES]
+        files: Writes = self.writes[tables.FILES]
         for file in change.delete_files:
-            self._put(tables.FILES, _file_row(file, is_pending=True), file)
+            facts = {"file": file, "policy_version": version_of(file), "is_pending": True}
+            self._put(tables.FILES, facts, file)
         for file in change.files_deleted:
-            self._put(tables.FILES, _file_row(file, is_pending=False), file)
+            row = files.get((file,))
+            if row is None:  # only a row that is still there: its version may be forgotten
+                self.files_deleted[file] = None
+            else:
+                row["is_pending"] = False
         for version in change.versions_forgotten:
             self.versions_forgotten[version] = None
             for key in [key for key in files if version_of(str(key[0])) == version]:
                 del files[key]
-
-
-def _file_row(file: str, *, is_pending: bool) -> Row:
-    return {"file": file, "policy_version": version_of(file), "is_pending": is_pending}

@@ -81,6 +81,7 @@ class SqlLedger:
         )
         for table, writes in batch.writes.items():
             await statements.write(connection, table, writes)
+        await statements.files_deleted(connection, batch.files_deleted)
         for rollout_id, samples in batch.bodies.items():
             await self._write_body(rollout_id, samples)
         await statements.put(connection, tables.SAVES, {"saved_s": self._clock_s()})

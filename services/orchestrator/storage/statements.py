@@ -1,9 +1,9 @@
 """The statements of the ledger, one of each kind for each table. Made once per dialect."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
 
-from sqlalchemy import Delete, Insert, Table, bindparam, delete
+from sqlalchemy import Delete, Insert, Table, bindparam, delete, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -49,6 +49,21 @@ class Statements:
             keys = [{"key_run_id": self._run_id, "key": value} for value in values]
             for some in _pieces(keys):
                 await connection.execute(statement, some)
+
+    async def files_deleted(self, connection: AsyncConnection, files: Iterable[str]) -> None:
+        """Say of given-up files that they are gone; of those that are still known."""
+        keys = [{"key_run_id": self._run_id, "key": file, "gone": False} for file in files]
+        for some in _pieces(keys):
+            await connection.execute(_FILE_DELETED, some)
+
+
+_FILE_DELETED: Final = (
+    update(tables.FILES)
+    .where(
+        tables.FILES.c.run_id == bindparam("key_run_id"), tables.FILES.c.file == bindparam("key")
+    )
+    .values(is_pending=bindparam("gone"))
+)
 
 
 def _upsert(table: Table, dialect: str) -> Insert:

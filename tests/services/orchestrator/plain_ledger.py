@@ -37,6 +37,9 @@ class PlainLedger:
                     self.tables[table][key] = row
                 elif table is tables.BODIES:
                     self.bodies.pop(RolloutId(str(key[0])), None)
+        for file in batch.files_deleted:
+            if (file,) in files:
+                files[file,]["is_pending"] = False
         for rollout_id, samples in batch.bodies.items():
             self.bodies[rollout_id] = encode_samples(samples)
 

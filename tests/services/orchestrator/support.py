@@ -70,6 +70,7 @@ class StubFeed:
     committed_step: int | None = None
     refusals: list[httpx.Response] = field(default_factory=list)
     failed: dict[str, Any] | None = None
+    ranks: list[tuple[int, int]] = field(default_factory=list)  # global rank, committed step
     is_down: bool = False
     has_ended: bool = False
     instance: str = "feed-1"
@@ -103,6 +104,9 @@ class StubFeed:
                 "run_id": self.run_id,
                 "committed_step": self.committed_step,
                 "failed": self.failed,
+                "ranks": [
+                    {"global_rank": rank, "committed_step": step} for rank, step in self.ranks
+                ],
             }
             return httpx.Response(200, json=body)
         if path == "/v1/end":

@@ -58,21 +58,31 @@ class History(RuleBasedStateMachine):
         is_deterministic=st.booleans(),
         is_filtering=st.booleans(),
         steps_kept=st.sampled_from([0, 0, 1, 2]),
+        max_off_policy_steps=st.sampled_from([0, 2]),
     )
-    def start(self, is_deterministic: bool, is_filtering: bool, steps_kept: int) -> None:
+    def start(
+        self,
+        is_deterministic: bool,
+        is_filtering: bool,
+        steps_kept: int,
+        max_off_policy_steps: int,
+    ) -> None:
         self.book = Book(
             replace(
                 self.book_rules,
                 is_deterministic=is_deterministic,
                 filter_zero_advantage=is_filtering,
                 steps_kept=steps_kept,
+                max_off_policy_steps=max_off_policy_steps,
             )
         )
         self.now_s = 0.0
         self.disk: set[str] = set()
-        self.deleted: set[str] = set()
+        self.deleted: set[str] = set()  # given up, so to be deleted once
+        self.left: set[str] = set()  # garbage that may still lie there
         self.count = 0
         self.to_rank: dict[int, frozenset[str]] = {}  # built, not committed: files a rank reads
+        self.to_apply: dict[int, frozenset[str]] = {}  # built, v(step) not applied
         self.order: list[int] = []  # dispatch indices in the order in which they were packed
         self.act(lambda change: stepping.apply_policy(self.book, change, 0))
 
@@ -83,9 +93,14 @@ class History(RuleBasedStateMachine):
         assert len(set(change.delete_files)) == len(change.delete_files), "deleted once"
         for file in change.delete_files:
             assert all(file not in files for files in self.to_rank.values()), "a rank reads it"
-            self.disk.discard(file)
+            assert all(file not in files for files in self.to_apply.values()), "not applied yet"
             self.deleted.add(file)
+            self.delete(file)
         return outcome
+
+    def delete(self, file: str) -> None:
+        """What the executor does with a file that was given up."""
+        self.disk.discard(file)
 
     def decided(self, change: Change) -> None:
         """What was decided, before anything follows from it."""
@@ -188,9 +203,9 @@ class History(RuleBasedStateMachine):
         if draft is None:
             return
         for rollout in draft.rollouts:
-            assert (draft.step - 1) - rollout.policy_version <= RULES.max_off_policy_steps
+            assert (draft.step - 1) - rollout.policy_version <= self.book.rules.max_off_policy_steps
             self.order.append(rollout.index)
-        self.to_rank[draft.step] = draft.files
+        self.to_rank[draft.step] = self.to_apply[draft.step] = draft.files
         assert draft.files <= self.disk
         built = stepping.Built(body=b"body", digest="d", micro_batches=1)
         self.act(lambda c: stepping.finish(self.book, c, draft, built, self.now_s))
@@ -210,6 +225,7 @@ class History(RuleBasedStateMachine):
         """
         committed = min(self.to_rank, default=self.book.next_step) - 1
         version = max(0, min(committed - behind, self.book.next_step - 1))
+        self.to_apply = {s: files for s, files in self.to_apply.items() if s > version}
         self.act(lambda c: stepping.apply_policy(self.book, c, version))
 
     @rule(passed_s=st.sampled_from([1.0, 20.0, 40.0]))
@@ -232,7 +248,7 @@ class History(RuleBasedStateMachine):
         }
         assert needed <= self.disk
         spare = {file for file in self.disk - needed if not file.endswith("shared")}
-        for file in sorted(spare - needed):
+        for file in sorted(spare - self.left):
             # Left over may only be what a group keeps for its other members.
             assert book.retention.why(file), f"{file} is needed by nobody"
 
@@ -244,8 +260,12 @@ class History(RuleBasedStateMachine):
             assert not any(self.book.is_stale(version) for version in versions)
 
     def teardown(self) -> None:
-        if not hasattr(self, "book"):
-            return
+        if hasattr(self, "book"):
+            self.drain()
+            assert not self.disk, "a drained run leaves no file"
+
+    def drain(self) -> None:
+        """Whatever was done, a drain ends the run."""
         run = self.book.run.draining(leases_until_s=self.now_s, drain_until_s=self.now_s + 1e6)
         self.act(lambda c: ending.set_run(self.book, c, run, self.now_s))
         for _ in range(60):
@@ -259,7 +279,6 @@ class History(RuleBasedStateMachine):
         hypothesis.event(f"steps: {min(self.book.next_step - 1, 5)}")
         hypothesis.event(f"leases: {min(self.count, 10)}")
         assert (self.book.run.phase, self.book.run.reason) == (Phase.ENDED, "drained")
-        assert not self.disk, "a drained run leaves no file"
         states = {rollout.state for rollout in self.book.rollouts.values()}
         assert states <= {RolloutState.TRAINED, RolloutState.DROPPED}
         if self.book.rules.is_deterministic:

@@ -10,7 +10,7 @@ import pytest
 
 from services.orchestrator.app import describe
 from sideband.ids import RunId
-from sideband.payload.errors import ForeignRoot, OtherRun, WriteFailed
+from sideband.payload.errors import ForeignRoot, MissingMarker, OtherRun, WriteFailed
 from sideband.payload.root import PayloadRoot
 from tests.services.orchestrator.support import (
     RUN,
@@ -173,20 +173,49 @@ async def test_a_deletion_that_fails_is_tried_again(
         assert not failures
 
 
-async def test_a_deletion_that_never_works_is_given_up_and_counted(
+async def test_a_deletion_that_does_not_work_is_counted_and_outlives_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(_root: PayloadRoot, file: str) -> int:
         raise WriteFailed(file, OSError(13, "denied"))
 
-    monkeypatch.setattr(PayloadRoot, "delete", broken)
-    monkeypatch.setattr("services.orchestrator.files.RETRY_WAIT_S_MAX", 0.001)
+    with monkeypatch.context() as patch:
+        patch.setattr(PayloadRoot, "delete", broken)
+        async with orchestrator(tmp_path) as bench:
+            await bench.lease("r0")
+            await bench.deliver("r0", await bench.write("r0.t0", [1, 2], [3]), status="failed")
+            await bench.until_metric("orchestrator_delete_failures_total", 1)
+            assert await bench.metric("orchestrator_deletions_pending") == 1
+            assert len(bench.on_disk()) == 1
+            assert (await bench.http.get("/healthz")).status_code == 200
     async with orchestrator(tmp_path) as bench:
+        await bench.until(lambda: not bench.on_disk(), "the next process deletes it")
+
+
+async def test_an_ended_run_sweeps_what_nobody_named(tmp_path: Path) -> None:
+    async with orchestrator(tmp_path) as bench:
+        await bench.write("stray", [1, 2], [3])
+        await bench.http.post("/v1/admin/drain")
+        await bench.until(lambda: bench.service.book.run.is_terminal, "the run ends")
+        await bench.until(lambda: not bench.on_disk(), "young as it is, it will never train")
+
+
+async def test_a_known_run_is_not_begun_again_on_an_empty_mount_point(tmp_path: Path) -> None:
+    ledger_url = f"sqlite:///{tmp_path}/ledger.sqlite3"
+    async with orchestrator(tmp_path, ledger_url=ledger_url, step_rollouts=9) as bench:
         await bench.lease("r0")
-        await bench.deliver("r0", await bench.write("r0.t0", [1, 2], [3]), status="failed")
-        await bench.until_metric("orchestrator_delete_failures_total", 1)
-        assert len(bench.on_disk()) == 1
-        assert (await bench.http.get("/healthz")).status_code == 200
+        turn = await bench.write("r0.t0", [1, 2], [3])
+        await bench.deliver("r0", turn)
+    (tmp_path / "payloads").rename(tmp_path / "elsewhere")
+    (tmp_path / "payloads").mkdir()
+    with pytest.raises(MissingMarker):
+        async with orchestrator(tmp_path, ledger_url=ledger_url):
+            pass
+    assert not list((tmp_path / "payloads").iterdir())
+    (tmp_path / "payloads").rmdir()
+    (tmp_path / "elsewhere").rename(tmp_path / "payloads")
+    async with orchestrator(tmp_path, ledger_url=ledger_url, step_rollouts=9) as bench:
+        assert (await bench.http.get("/v1/rollouts/r0")).json()["files"] == list(files_of(turn))
 
 
 async def test_files_are_listed_with_what_keeps_them(tmp_path: Path) -> None:

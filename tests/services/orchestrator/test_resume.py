@@ -266,7 +266,7 @@ async def test_deletions_that_failed_are_done_by_the_next_process(
         turn = await collect(bench, "a")
         assert bench.service.files is not None
         hold = asyncio.Event()
-        monkeypatch.setattr(bench.service.files, "delete", lambda files: hold.set())
+        monkeypatch.setattr(bench.service.files.deleter, "add", lambda files: hold.set())
         await bench.http.delete("/v1/rollouts/a")
         assert hold.is_set()
         assert bench.on_disk() == files_of(turn)
