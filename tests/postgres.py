@@ -48,7 +48,7 @@ def server() -> Iterator[str]:
                 timeout=START_TIMEOUT_S,
             )
 
-        data, port = f"{home}/data", _free_port()
+        data, port = f"{home}/data", free_port()
         run("initdb", "-D", data, "-A", "trust", "-U", USER, "-E", "UTF8", "--no-sync")
         options = f"-p {port} -h 127.0.0.1 -k {home}"
         control = ("-D", data, "-w", "-t", str(START_TIMEOUT_S - 10), "-l", f"{home}/log")
@@ -59,7 +59,8 @@ def server() -> Iterator[str]:
             run("pg_ctl", *control, "-m", "immediate", "stop")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

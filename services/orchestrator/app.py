@@ -20,7 +20,7 @@ from services.kit.app import build_app
 from services.orchestrator import loops
 from services.orchestrator.config import OrchestratorSettings
 from services.orchestrator.endpoints import admin, leases, rollouts, steps
-from services.orchestrator.errors import LedgerUnavailable
+from services.orchestrator.errors import LedgerUnavailable, NotLeading
 from services.orchestrator.feed_client import FeedClient
 from services.orchestrator.files import Files
 from services.orchestrator.ledger import Ledger
@@ -63,7 +63,6 @@ def create_app(
     """
     registry = CollectorRegistry()
     metrics = Metrics(registry)
-
     world = World(
         ledger=ledger, feed=feed_transport, proxy=proxy_transport, clock_s=clock_s, crash=on_crash
     )
@@ -75,10 +74,9 @@ def create_app(
         app.state.terms = terms
         async with terms.running():
             yield
-            if terms.problem() is None:
-                files = terms.service().files
-                if files is not None:
-                    await files.deleter.settled(timeout_s=SHUTDOWN_DELETES_S)
+            files = None if terms.problem() else terms.service().files
+            if files is not None:
+                await files.deleter.settled(timeout_s=SHUTDOWN_DELETES_S)
 
     async def ready() -> list[str]:
         problem = terms.problem()
@@ -143,6 +141,8 @@ def describe() -> FastAPI:
 def readiness(service: Orchestrator) -> list[str]:
     """Why no lease can be given; nothing when one can."""
     reasons = []
+    if not service.journal.is_open:
+        reasons.append("the ledger is being read")
     if service.book.policy_version is None:
         reasons.append("no policy version is known")
     problem = service.book.run.lease_problem()
@@ -284,7 +284,10 @@ def _say_crash(service: Orchestrator, task: asyncio.Task[None]) -> None:
     if task.cancelled() or task.exception() is None:
         return
     error = task.exception()
-    if isinstance(error, BaseExceptionGroup) and error.split(LedgerUnavailable)[1] is None:
+    if (
+        isinstance(error, BaseExceptionGroup)
+        and error.split((LedgerUnavailable, NotLeading))[1] is None
+    ):
         return  # the term ends
     log.critical("background_crashed", exc_info=error)
     if service.ledger.is_durable:

@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from services.orchestrator.errors import RETRY_SOON, LedgerBehind, LedgerUnavailable
-from services.orchestrator.ledger import Ledger, LedgerError, LedgerFailed
+from services.kit.problems import Problem
+from services.orchestrator.errors import RETRY_SOON, LedgerBehind, LedgerUnavailable, NotLeading
+from services.orchestrator.ledger import LeadershipLost, Ledger, LedgerError, LedgerFailed
 from services.orchestrator.limits import CHANGES_PER_COMMIT_MAX, CHANGES_WAITING_MAX
 from services.orchestrator.records import Change
 
@@ -40,8 +41,7 @@ class Journal:
         self._waiting: deque[Entry] = deque()
         self._writing: list[Entry] = []
         self._wake = asyncio.Event()
-        self._is_closed = False
-        self._given_up: str | None = None
+        self._error: LedgerError | None = None  # set: nothing is written any more
 
     @property
     def pending(self) -> int:
@@ -50,17 +50,18 @@ class Journal:
 
     def admit(self) -> None:
         """Room for one more change, before it is decided. Raises LedgerBehind."""
-        if self._is_closed:
-            raise LedgerUnavailable(UNAVAILABLE, headers=RETRY_SOON)
+        self._check()
         if len(self._waiting) >= CHANGES_WAITING_MAX:
             raise LedgerBehind(
                 f"{CHANGES_WAITING_MAX} changes wait for the ledger.", headers=RETRY_SOON
             )
 
     def put(self, change: Change) -> "asyncio.Future[None]":
-        """Take a change in; durable when the future is done. Raises LedgerUnavailable."""
-        if self._is_closed:
-            raise LedgerUnavailable(UNAVAILABLE, headers=RETRY_SOON)
+        """Take a change in; durable when the future is done.
+
+        Raises LedgerUnavailable, NotLeading.
+        """
+        self._check()
         future = asyncio.get_running_loop().create_future()
         future.add_done_callback(_retrieved)
         self._waiting.append((change, future))
@@ -68,7 +69,7 @@ class Journal:
         return future
 
     async def commit(self, change: Change) -> None:
-        """Make ``change`` and all before it durable. Raises LedgerUnavailable.
+        """Make ``change`` and all before it durable. Raises LedgerUnavailable, NotLeading.
 
         An empty change waits for those before it: a repeated request must not be answered
         earlier than the first one. Whoever is cancelled while waiting changes nothing.
@@ -77,9 +78,8 @@ class Journal:
             future = self.put(change)
         elif self._waiting or self._writing:
             future = (self._waiting or self._writing)[-1][1]
-        elif self._is_closed:
-            raise LedgerUnavailable(UNAVAILABLE, headers=RETRY_SOON)
         else:
+            self._check()
             return
         await self._durable(future)
 
@@ -87,36 +87,44 @@ class Journal:
         try:
             await asyncio.shield(future)
         except LedgerError as exc:
-            raise LedgerUnavailable(UNAVAILABLE, headers=RETRY_SOON) from exc
+            raise refusal(exc) from exc
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise refusal(self._error)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether changes are still written."""
+        return self._error is None
 
     async def renew(self) -> None:
-        """Make sure that this process still leads. Raises LedgerUnavailable."""
+        """Make sure that this process still leads. Raises LedgerUnavailable, NotLeading."""
         await self._durable(self.put(Change()))
 
     def give_up(self, reason: str) -> None:
         """Write nothing more: what is in memory cannot be trusted. ``run`` ends."""
-        self._is_closed, self._given_up = True, reason
+        self._error = LedgerFailed(reason)
         self._wake.set()
 
     async def run(self) -> None:
         """Write until cancelled. Raises LedgerError; all that waited get it too."""
-        problem: LedgerError = LedgerFailed("the service stops")
         try:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                while self._waiting and self._given_up is None:
+                while self._waiting and self._error is None:
                     await self._write_some()
-                if self._given_up is not None:
-                    raise LedgerFailed(self._given_up)
+                if self._error is not None:
+                    raise self._error
         except LedgerError as exc:
-            problem = exc
+            self._error = exc
             raise
         finally:
-            self._is_closed = True
+            self._error = self._error or LedgerFailed("the service stops")
             for _, future in (*self._writing, *self._waiting):
                 if not future.done():
-                    future.set_exception(problem)
+                    future.set_exception(self._error)
             self._writing, self._waiting = [], deque()
 
     async def _write_some(self) -> None:
@@ -143,6 +151,13 @@ class Journal:
         except (TimeoutError, LedgerUnavailable):
             return False
         return True
+
+
+def refusal(error: LedgerError) -> Problem:
+    """What a client is told; the words of the database stay in the log."""
+    if isinstance(error, LeadershipLost):
+        return NotLeading(str(error), headers=RETRY_SOON, leader=error.leader)
+    return LedgerUnavailable(UNAVAILABLE, headers=RETRY_SOON)
 
 
 def _retrieved(future: "asyncio.Future[None]") -> None:

@@ -15,7 +15,8 @@ from typing import Final
 import structlog
 
 from services.kit.problems import Problem
-from services.orchestrator.errors import RETRY_SOON, LedgerUnavailable, NotLeading
+from services.orchestrator.errors import RETRY_SOON, LedgerUnavailable
+from services.orchestrator.journal import refusal
 from services.orchestrator.ledger import LeadershipLost, Ledger, LedgerError
 from services.orchestrator.service import Orchestrator
 from sideband.errors import SidebandError
@@ -24,6 +25,7 @@ log = structlog.get_logger(__name__)
 RETRY_WAIT_S_MIN: Final = 0.2
 RETRY_WAIT_S_MAX: Final = 5.0
 STEADY_TERM_S: Final = 30.0  # what ends a term after this has nothing to do with its beginning
+BETWEEN_TERMS: Final = LedgerUnavailable("The ledger is being read.", headers=RETRY_SOON)
 
 OpenLedger = Callable[[], AbstractAsyncContextManager[Ledger]]
 # Builds the service on an open ledger and runs its loops; left when the term ends.
@@ -44,7 +46,7 @@ class Terms:
         self._open_ledger, self._serve, self._on_crash = open_ledger, serve, on_crash
         self._standby_poll_s = standby_poll_s
         self._service: Orchestrator | None = None
-        self._problem: Problem = LedgerUnavailable("The ledger is being read.", headers=RETRY_SOON)
+        self._problem: Problem = BETWEEN_TERMS
         self._is_first = True
         self.count = 0  # terms that this process has led
 
@@ -92,7 +94,6 @@ class Terms:
             except (LedgerError, SidebandError, OSError) as exc:
                 if not begun.is_set():
                     raise  # a wrong address or a ledger in use: the operator must see it
-                self._problem = LedgerUnavailable(f"The ledger: {exc}", headers=RETRY_SOON)
                 log.error("term_ended", error=str(exc), retry_in_s=wait_s)
             if time.monotonic() - began_s > STEADY_TERM_S:
                 wait_s = RETRY_WAIT_S_MIN
@@ -108,6 +109,7 @@ class Terms:
         """Lead until the ledger fails. Raises LedgerError."""
         try:
             async with self._open_ledger() as ledger:
+                self._problem = BETWEEN_TERMS
                 is_first, self._is_first = self._is_first, False
                 async with self._serve(ledger, is_first) as service:
                     self._service = service
@@ -120,5 +122,5 @@ class Terms:
 
     def _stand_by(self, lost: LeadershipLost) -> None:
         self._is_first = False  # what another one led is never wiped
-        self._problem = NotLeading(str(lost), headers=RETRY_SOON, leader=lost.leader)
+        self._problem = refusal(lost)
         log.info("standing_by", leader=lost.leader)

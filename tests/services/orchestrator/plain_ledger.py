@@ -16,6 +16,8 @@ from sideband.ids import RolloutId
 class PlainLedger:
     """Keeps rows by key; samples as the bytes that a database would keep."""
 
+    is_durable = True
+
     def __init__(self) -> None:
         self.tables: dict[Any, dict[Any, dict[str, Any]]] = {t: {} for t in tables.OF_RUN}
         self.bodies: dict[RolloutId, bytes] = {}

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import hypothesis
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -307,5 +308,5 @@ def sample_of(rollout_id: RolloutId, files: set[str]) -> Sample:
     return replace(SAMPLE, rollout_id=rollout_id, segments=segments, form="handle")
 
 
-TestBook = History.TestCase
+TestBook = pytest.mark.timeout(300)(History.TestCase)  # long histories, busy machines
 TestBook.settings = settings(stateful_step_count=80)

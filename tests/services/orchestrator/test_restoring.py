@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import rule
 
@@ -53,7 +54,9 @@ class ShortHistory(DurableHistory):
             self.crash()
 
 
-TestDurableHistory = DurableHistory.TestCase
-TestDurableHistory.settings = settings(stateful_step_count=50)
-TestShortHistory = ShortHistory.TestCase
-TestShortHistory.settings = settings(stateful_step_count=50)
+TestDurableHistory = pytest.mark.timeout(300)(
+    DurableHistory.TestCase
+)  # long histories, busy machines
+TestDurableHistory.settings = settings(stateful_step_count=40)
+TestShortHistory = pytest.mark.timeout(300)(ShortHistory.TestCase)  # long histories, busy machines
+TestShortHistory.settings = settings(stateful_step_count=40)

@@ -1,0 +1,224 @@
+"""A failed commit is a 503, never hidden and never built upon; nothing is shown too early."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from services.orchestrator import leasing
+from services.orchestrator.ledger import LeadershipLost, LedgerError, LedgerFailed
+from services.orchestrator.records import Change
+from tests.services.orchestrator.plain_ledger import PlainLedger
+from tests.services.orchestrator.support import (
+    Bench,
+    assert_problem,
+    orchestrator,
+    plain_turn,
+)
+
+LEASE = {"rollout_id": "r0", "group_id": "r0", "group_size": 1}
+
+
+class FaultyLedger(PlainLedger):
+    """Fails, hangs or waits when a test says so."""
+
+    is_durable = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[LedgerError] = []
+        self.is_lost_after = False  # it fails after it has kept what it was given
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def commit(self, changes: Sequence[Change]) -> None:
+        await self.gate.wait()
+        if self.errors and any(changes):
+            error = self.errors.pop(0)
+            if self.is_lost_after:
+                self.apply(changes)
+            raise error
+        self.apply(changes)
+
+
+@asynccontextmanager
+async def bench_on(tmp_path: Path, ledger: FaultyLedger, **settings: Any) -> AsyncIterator[Bench]:
+    # Nothing is committed but what a test asks for: the version stays, time stands still.
+    async with orchestrator(
+        tmp_path,
+        by_handle=False,
+        ledger=ledger,
+        with_proxy=False,
+        initial_policy_version=0,
+        step_rollouts=9,
+        **settings,
+    ) as bench:
+        yield bench
+
+
+async def retried(bench: Bench, path: str, body: dict[str, Any]) -> httpx.Response:
+    """As a client does: again after a 503, until the service is back."""
+    for _ in range(200):
+        answer = await bench.http.post(path, json=body)
+        if answer.status_code != 503:
+            return answer
+        assert answer.headers["retry-after"]
+        await asyncio.sleep(0.02)
+    raise AssertionError(answer.text)
+
+
+@pytest.mark.parametrize("is_lost_after", [False, True])
+async def test_a_failed_commit_is_a_503_and_the_run_is_read_again(
+    tmp_path: Path, is_lost_after: bool
+) -> None:
+    ledger = FaultyLedger()
+    async with bench_on(tmp_path, ledger) as bench:
+        ledger.errors, ledger.is_lost_after = [LedgerFailed("the disk is full")], is_lost_after
+        answer = await bench.http.post("/v1/leases", json=LEASE)
+        problem = assert_problem(answer, 503, "ledger_unavailable")
+        assert problem["detail"]
+        answer = await retried(bench, "/v1/leases", LEASE)
+        assert answer.status_code == 200
+        assert answer.json()["index"] == 0, "the failed one was kept whole, or not at all"
+        assert bench.service.book.next_lease_index == 1
+        assert await bench.metric("orchestrator_terms_total") == 2
+
+
+async def test_what_waits_behind_a_failed_commit_fails_with_it(tmp_path: Path) -> None:
+    ledger = FaultyLedger()
+    async with bench_on(tmp_path, ledger) as bench:
+        ledger.gate.clear()
+        ledger.errors = [LedgerFailed("as told")]
+        bodies = [{**LEASE, "rollout_id": f"r{n}", "group_id": f"r{n}"} for n in range(5)]
+        asked = [asyncio.create_task(bench.http.post("/v1/leases", json=b)) for b in bodies]
+        await bench.until(lambda: bench.service.journal.pending == 5, "all wait")
+        ledger.gate.set()
+        for answer in await asyncio.gather(*asked):
+            assert_problem(answer, 503, "ledger_unavailable")
+        for number, body in enumerate(bodies):
+            answer = await retried(bench, "/v1/leases", body)
+            assert answer.json()["index"] == number
+
+
+async def test_a_commit_that_hangs_has_failed(tmp_path: Path) -> None:
+    ledger = FaultyLedger()
+    async with bench_on(tmp_path, ledger, ledger_commit_timeout_s=0.05) as bench:
+        ledger.gate.clear()
+        answer = await bench.http.post("/v1/leases", json=LEASE)
+        assert_problem(answer, 503, "ledger_unavailable")
+        ledger.gate.set()
+        assert (await retried(bench, "/v1/leases", LEASE)).status_code == 200
+
+
+async def test_while_the_ledger_is_away_every_answer_is_a_503_and_it_is_not_ready(
+    tmp_path: Path,
+) -> None:
+    ledger = FaultyLedger()
+    async with bench_on(tmp_path, ledger) as bench:
+        ledger.errors = [LedgerFailed("away")] * 3  # the change of a new term fails too
+        await bench.http.post("/v1/leases", json=LEASE)
+        assert_problem(await bench.http.get("/v1/run"), 503, "ledger_unavailable")
+        assert_problem(await bench.http.get("/readyz"), 503, "not_ready")
+        assert (await bench.http.get("/healthz")).status_code == 200
+        assert (await retried(bench, "/v1/leases", LEASE)).status_code == 200
+
+
+async def test_a_repeat_and_a_view_wait_for_what_they_show(tmp_path: Path) -> None:
+    ledger = FaultyLedger()
+    async with bench_on(tmp_path, ledger) as bench:
+        await bench.lease("r0")
+        ledger.gate.clear()
+        turn = plain_turn("r0.t0", [1, 2], [3])
+        asked = [
+            asyncio.create_task(bench.deliver("r0", turn)),
+            asyncio.create_task(bench.deliver("r0", turn)),
+            asyncio.create_task(bench.http.get("/v1/rollouts/r0")),
+            asyncio.create_task(bench.http.get("/v1/run")),
+            asyncio.create_task(bench.http.post("/v1/leases", json=LEASE)),
+        ]
+        await bench.until(lambda: "r0" in bench.service.book.rollouts, "it is decided")
+        await asyncio.sleep(0.05)
+        shown = [task for task in asked if task.done()]
+        # A view that was asked for before the decision may be out; it shows nothing of it.
+        assert all(task.result().status_code == 404 for task in shown)
+        ledger.gate.set()
+        answers = await asyncio.gather(*asked)
+        assert {answer.status_code for answer in answers[:2]} == {202}
+        assert answers[0].text == answers[1].text
+
+
+async def test_a_client_that_leaves_does_not_take_its_change_back(tmp_path: Path) -> None:
+    ledger = FaultyLedger()
+    async with bench_on(tmp_path, ledger) as bench:
+        ledger.gate.clear()
+        asked = asyncio.create_task(bench.http.post("/v1/leases", json=LEASE))
+        await bench.until(lambda: bench.service.journal.pending == 1, "it is decided")
+        asked.cancel()
+        ledger.gate.set()
+        await bench.service.settled()
+        records = ledger.records()
+        assert records is not None
+        assert [lease.rollout_id for lease in records.leases] == ["r0"]
+
+
+async def test_too_much_that_waits_for_the_ledger_is_refused_before_it_is_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.orchestrator.journal.CHANGES_WAITING_MAX", 2)
+    ledger = FaultyLedger()
+    async with bench_on(tmp_path, ledger, tick_s=60) as bench:
+        ledger.gate.clear()
+        bodies = [{**LEASE, "rollout_id": f"r{n}", "group_id": f"r{n}"} for n in range(3)]
+        asked = []
+        for count, body in enumerate(bodies, start=1):
+            asked.append(asyncio.create_task(bench.http.post("/v1/leases", json=body)))
+            await bench.until(lambda n=count: bench.service.journal.pending == n, "it waits")  # type: ignore[misc]
+        late = {**LEASE, "rollout_id": "late", "group_id": "late"}
+        answer = await bench.http.post("/v1/leases", json=late)
+        assert_problem(answer, 503, "ledger_behind")
+        assert answer.headers["retry-after"]
+        assert "late" not in bench.service.book.lease_of
+        ledger.gate.set()
+        assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
+        assert (await bench.http.post("/v1/leases", json=late)).status_code == 200
+
+
+async def test_a_decision_that_breaks_half_way_is_not_built_upon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = FaultyLedger()
+    async with bench_on(tmp_path, ledger) as bench:
+        lease = await bench.lease("r0")
+        renew = leasing.renew
+
+        def broken(book: Any, *arguments: Any) -> Any:
+            renew(book, *arguments)
+            raise RuntimeError("a bug")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(leasing, "renew", broken)
+            ledger.saved_s = bench.clock.now_s = bench.clock.now_s + 50  # no time is lost
+            url = f"/v1/leases/{lease['lease_id']}/renew"
+            assert_problem(await bench.http.post(url, json={}), 500, "internal_error")
+        answer = await retried(bench, "/v1/leases", LEASE)
+        assert answer.json()["deadline_s"] == lease["deadline_s"], "the half is gone"
+
+
+async def test_a_process_that_was_overtaken_says_who_leads(tmp_path: Path) -> None:
+    ledger = FaultyLedger()
+    async with bench_on(tmp_path, ledger, ledger_lease_s=0.5) as bench:
+        await bench.lease("other")
+        ledger.errors = [LeadershipLost("http://other:8200")] * 3
+        answer = await bench.http.post("/v1/leases", json=LEASE)
+        assert answer.status_code == 503
+        answer = await bench.http.get("/v1/run")
+        problem = assert_problem(answer, 503, "not_leading")
+        assert problem["leader"] == "http://other:8200"
+        assert answer.headers["retry-after"]
+        answer = await retried(bench, "/v1/leases", LEASE)
+        assert answer.status_code == 200
+        assert answer.json()["index"] == 1, "it stood by, and wiped nothing"
