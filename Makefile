@@ -5,7 +5,7 @@ SIDEBAND_TORCH ?= 1
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 .DEFAULT_GOAL := help
-.PHONY: help bench bench-full demo example test test-fast test-faults test-nfs test-slow test-vllm lint types check openapi lock up down build clean torch
+.PHONY: help bench bench-full demo example test test-fast test-faults test-nfs test-slow test-vllm lint types check openapi lock sbom audit up down build clean torch
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -80,6 +80,17 @@ openapi: .venv/.ready ## write docs/openapi and docs/settings.md
 lock: .venv/.ready ## refresh the lock files from this environment
 	$(BIN)/python -m pip freeze --exclude-editable | $(PYTHON) scripts/lock.py
 
+.venv-audit/.ready: requirements-audit.txt
+	$(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-audit.txt
+	@touch $@
+
+sbom: .venv-audit/.ready ## write sbom.json (CycloneDX) of everything that is locked
+	.venv-audit/bin/cyclonedx-py requirements requirements.lock --of JSON -o sbom.json
+
+audit: .venv-audit/.ready ## known weaknesses of what is locked; needs the internet
+	.venv-audit/bin/pip-audit --disable-pip --no-deps -r requirements.lock
+
 up: ## the same as containers, checked against the seeded truth
 	docker compose up --build --exit-code-from checker
 
@@ -90,4 +101,4 @@ build: .venv/.ready ## the wheel: the library alone
 	$(BIN)/python -m build --wheel
 
 clean: ## remove what the targets made
-	rm -rf .venv build dist demo-out example-out .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-audit sbom.json build dist demo-out example-out .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
