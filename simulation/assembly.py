@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sideband.masks.rows import MaskRows
+from sideband.masks.rows import MaskRows, RaggedRows, ScoreRows
 from sideband.routing.rows import RowArray
 from simulation.rank import DUMP_SUFFIX, StoredBatch
 
@@ -59,6 +59,7 @@ class Sequence:
     routing: RowArray | None  # [T, layers, top-k]
     masks: MaskRows  # T rows
     weight_versions_T: NDArray[np.int32] | None
+    scores: ScoreRows | None = None  # of the kept ids
 
 
 def load_dumps(folder: Path) -> list[RankDump]:
@@ -113,26 +114,30 @@ def _whole_row(parts: list[RankDump]) -> RankDump:
         if name in first.arrays:
             rows = np.concatenate([part.arrays[name][0] for part in parts])
             arrays[name] = rows[order]
-    masks = MaskRows.concatenate(
-        [MaskRows(part.arrays["mask_starts"], part.arrays["mask_ids"]) for part in parts]
-    )
-    arrays["mask_starts"], arrays["mask_ids"] = _reordered(masks, order)
+    for name in ("mask_ids", "mask_logprobs"):
+        if name in first.arrays:
+            own: list[RaggedRows[Any]] = [
+                RaggedRows(part.arrays["mask_starts"], part.arrays[name]) for part in parts
+            ]
+            arrays["mask_starts"], arrays[name] = _reordered(RaggedRows.concatenate(own), order)
     return RankDump(plain=first.plain, arrays=arrays)
 
 
 def _reordered(
-    masks: MaskRows, order: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    counts = np.diff(masks.starts_N)[order]
+    rows: RaggedRows[Any], order: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    counts = np.diff(rows.starts_N)[order]
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    first_M = np.repeat(masks.starts_N[:-1][order], counts)
+    first_M = np.repeat(rows.starts_N[:-1][order], counts)
     within_M = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
-    return starts, masks.ids_M[first_M + within_M]
+    return starts, rows.values_M[first_M + within_M]
 
 
 def _cut(row: RankDump, index: int, start: int, stop: int) -> Sequence:
     routing, versions = (row.arrays.get(name) for name in ("routed_experts", "weight_versions"))
     masks = MaskRows(row.arrays["mask_starts"], row.arrays["mask_ids"])
+    scores = row.arrays.get("mask_logprobs")
+    score_rows = None if scores is None else ScoreRows(row.arrays["mask_starts"], scores)
     return Sequence(
         sample_id=row.plain["sample_ids"][index],
         env_name=row.plain["env_names"][index],
@@ -140,5 +145,6 @@ def _cut(row: RankDump, index: int, start: int, stop: int) -> Sequence:
         columns={name: row.arrays[name][start:stop] for name in PER_TOKEN},
         routing=None if routing is None else routing[start:stop],
         masks=masks.slice(start, stop),
+        scores=None if score_rows is None else score_rows.slice(start, stop),
         weight_versions_T=None if versions is None else versions[start:stop],
     )

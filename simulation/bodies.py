@@ -40,7 +40,11 @@ def turn_body(request_id: str, prompt_ids: Sequence[int], plan: RolloutPlan, ans
             "payload_segments": segments.get("0", []),
             "payload_model": answer.get("payload_model"),
         }
-    body |= {"sampling_mask": choice.get("sampling_mask")}
+    body |= {
+        name: choice.get(name)
+        for name in ("sampling_mask", "sampling_mask_logprobs")
+        if choice.get(name) is not None
+    }
     if choice.get("routed_experts") is not None:
         body |= {
             "routed_experts": choice["routed_experts"],

@@ -58,9 +58,9 @@ def check(
     groups: Groups = 3,
     model: Annotated[list[str] | None, typer.Option(help="Both by default.")] = None,
     topologies: Annotated[int, typer.Option(min=1, help="Only so many topologies.")] = 6,
-    corrupt: Annotated[str, typer.Option(help="Damage to be found: file, segment, row, mask.")] = (
-        "none"
-    ),
+    corrupt: Annotated[
+        str, typer.Option(help="file, segment, row, mask or score: to be found.")
+    ] = ("none"),
     live: Annotated[bool, typer.Option(help="A live run as well.")] = False,
 ) -> None:
     """Only the checks, smaller; ends with 1 when anything differs."""

@@ -2,18 +2,19 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sideband.masks.rows import MaskRows
+from sideband.masks.rows import MaskRows, ScoreRows
 from simulation.assembly import Sequence
 from simulation.expected import ExpectedSample
 
 FINDINGS_SHOWN_MAX: Final = 20
 IGNORED_LABEL: Final = -100
 UNKNOWN_VERSION: Final = -1
+Ragged = TypeVar("Ragged", MaskRows, ScoreRows)
 
 
 @dataclass(slots=True)
@@ -102,12 +103,22 @@ def _row_differences(found: Sequence, expected: ExpectedSample) -> list[str]:
             wrong.append("routing_valid")
         if not same(found.routing[:rows], expected.routing_NLK) or found.routing[rows:].any():
             wrong.append("routed_experts")
-    counts_T = following(np.diff(expected.masks.starts_N), np.int64(0))
-    starts_T = np.concatenate([[0], np.cumsum(counts_T)])
-    kept = expected.masks.ids_M[expected.masks.starts_N[1] :]  # the first token's is nobody's label
-    if not found.masks.equals(MaskRows(starts_T, kept)):
+    if not found.masks.equals(described(expected.masks)):
         wrong.append("sampling mask")
+    wanted = None if expected.scores is None else described(expected.scores)
+    if found.scores is None or wanted is None:
+        if found.scores is not wanted:
+            wrong.append("logprobs of kept ids are missing, or unasked")
+    elif not found.scores.equals(wanted):
+        wrong.append("logprobs of kept ids")
     return wrong
+
+
+def described(rows: Ragged) -> Ragged:
+    """Each row beside the token before it, as labels are; the first token's is nobody's label."""
+    counts_T = following(np.diff(rows.starts_N), np.int64(0))
+    starts_T = np.concatenate([[0], np.cumsum(counts_T)])
+    return type(rows)(starts_T, rows.values_M[rows.starts_N[1] :])
 
 
 def _version_differences(

@@ -2,7 +2,8 @@
 
 ``file``: one bit of a payload file flips, behind the back of its checksums. ``segment``: a
 descriptor names the rows next to its own, each of which is intact. ``row``: one expert id of an
-inline answer becomes another valid one. ``mask``: a kept set loses an id that was not sampled.
+inline answer becomes another valid one. ``mask``: a kept set loses an id that was not sampled (and
+its logprob, where there is one). ``score``: the logprob of one kept id changes.
 """
 
 from typing import Literal
@@ -11,7 +12,7 @@ from sideband.engines.inline import decode_npy_base64, encode_npy_base64
 from simulation.bodies import Json
 from simulation.generation import Generated
 
-Corruption = Literal["none", "file", "segment", "row", "mask"]
+Corruption = Literal["none", "file", "segment", "row", "mask", "score"]
 
 
 def corrupt(generated: Generated, corruption: Corruption) -> bool:
@@ -26,6 +27,8 @@ def corrupt(generated: Generated, corruption: Corruption) -> bool:
         return any(_change_row(turn) for turn in turns)
     elif corruption == "mask":
         return any(_change_mask(turn) for turn in turns)
+    elif corruption == "score":
+        return any(_change_score(turn) for turn in turns)
     return False
 
 
@@ -70,10 +73,20 @@ def _change_row(turn: Json) -> bool:
 
 def _change_mask(turn: Json) -> bool:
     masks = turn.get("sampling_mask") or []
+    scores = turn.get("sampling_mask_logprobs") or [[] for _ in masks]
     sampled_ids = turn["completion_token_ids"]
-    for row, sampled in zip(masks, sampled_ids, strict=False):
-        others = [token for token in row if token != sampled]
+    for row, own_scores, sampled in zip(masks, scores, sampled_ids, strict=False):
+        others = [place for place, token in enumerate(row) if token != sampled]
         if others:
-            row.remove(others[0])
+            del row[others[0]]
+            del own_scores[others[0] : others[0] + 1]
+            return True
+    return False
+
+
+def _change_score(turn: Json) -> bool:
+    for row in turn.get("sampling_mask_logprobs") or []:
+        if row:
+            row[0] -= 0.25
             return True
     return False

@@ -143,6 +143,7 @@ class Environment:
                 "top_p": 1.0,
                 "seed": plan.sampling_seed,
                 "logprobs": 0,
+                **({"extra_args": {"sampling_mask_logprobs": True}} if plan.asks_scores else {}),
             },
             "stream": turn.is_streamed,
         }
@@ -225,6 +226,7 @@ def joined_events(content: bytes) -> Json:
     whole: Json = {"choices": [{"token_ids": [], "logprobs": {"content": []}}]}
     choice = whole["choices"][0]
     masks: list[list[int]] = []
+    scores: list[list[float | None]] = []
     for line in content.splitlines():
         if not line.startswith(b"data: {"):
             continue
@@ -234,9 +236,11 @@ def joined_events(content: bytes) -> Json:
             choice["token_ids"] += part["token_ids"]
             choice["logprobs"]["content"] += part["logprobs"]["content"]
             masks += part.get("sampling_mask") or []
+            scores += part.get("sampling_mask_logprobs") or []
             ends = ("finish_reason", "routed_experts", "weight_versions")
             choice |= {name: part[name] for name in ends if part.get(name) is not None}
     choice["sampling_mask"] = masks or None
+    choice["sampling_mask_logprobs"] = scores or None
     return whole
 
 

@@ -9,14 +9,17 @@ Legend: P prompt, C completion, T tokens of a sample.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sideband.masks.rows import MaskRows
+from sideband.masks.rows import MaskRows, ScoreRows
 from sideband.routing.rows import RowArray
 from simulation.plan import RolloutPlan, next_prompt
 from simulation.truth import Sampling, Truth, mix
+
+Ragged = TypeVar("Ragged", MaskRows, ScoreRows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,7 +41,8 @@ class ExpectedSample:
     """One trained branch by token: row t of each column is about token t.
 
     ``routing_NLK`` has a row for each token that was forwarded and is still there: N is T − 1, or
-    T for a sample that was cut. ``masks`` has T rows, empty where nothing trains.
+    T for a sample that was cut. ``masks`` has T rows, empty where nothing trains; so do the
+    ``scores`` of a rollout that asked for them.
     """
 
     sample_id: str
@@ -50,6 +54,7 @@ class ExpectedSample:
     temperature: np.float32
     routing_NLK: RowArray
     masks: MaskRows
+    scores: ScoreRows | None
 
 
 def expected_turns(plan: RolloutPlan, truth: Truth) -> list[ExpectedTurn]:
@@ -110,6 +115,8 @@ def _branches(plan: RolloutPlan, truth: Truth, advantage: np.float32) -> Iterato
             first = len(turn.prompt_ids_P)
             loss_T[first : first + len(turn.completion_ids_C)] = True
         hashes = truth.hashes(tokens_T)
+        masks = truth.masks_of(hashes[:-1][loss_T], top_k=plan.top_k)
+        scores = truth.scores_of(hashes[:-1][loss_T], masks) if plan.asks_scores else None
         yield ExpectedSample(
             sample_id=f"{plan.rollout_id}.b{number}",
             env_name=plan.env_name,
@@ -119,15 +126,16 @@ def _branches(plan: RolloutPlan, truth: Truth, advantage: np.float32) -> Iterato
             advantage=advantage,
             temperature=np.float32(plan.temperature),
             routing_NLK=truth.routing_of(hashes[1:-1]),
-            masks=spread(truth.masks_of(hashes[:-1][loss_T], top_k=plan.top_k), loss_T),
+            masks=spread(masks, loss_T),
+            scores=None if scores is None else spread(scores, loss_T),
         )
 
 
-def spread(masks: MaskRows, where_T: NDArray[np.bool_]) -> MaskRows:
-    """T rows: those of ``masks`` where ``where_T`` is set, in order, and empty ones elsewhere."""
+def spread(rows: Ragged, where_T: NDArray[np.bool_]) -> Ragged:
+    """T rows: those of ``rows`` where ``where_T`` is set, in order, and empty ones elsewhere."""
     counts_T = np.zeros(len(where_T), np.int64)
-    counts_T[where_T] = np.diff(masks.starts_N)
-    return MaskRows(np.concatenate([[0], np.cumsum(counts_T)]), masks.ids_M)
+    counts_T[where_T] = np.diff(rows.starts_N)
+    return type(rows)(np.concatenate([[0], np.cumsum(counts_T)]), rows.values_M)
 
 
 def _truncated(sample: ExpectedSample, truth: Truth, seq_len: int) -> ExpectedSample:
@@ -141,4 +149,5 @@ def _truncated(sample: ExpectedSample, truth: Truth, seq_len: int) -> ExpectedSa
         logprobs_T=sample.logprobs_T[:seq_len],
         routing_NLK=truth.routing(sample.token_ids_T, 0, seq_len),
         masks=sample.masks.slice(0, seq_len),
+        scores=None if sample.scores is None else sample.scores.slice(0, seq_len),
     )

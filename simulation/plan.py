@@ -31,6 +31,7 @@ class Scenario:
     aborted_rate: float = 0.06
     retokenised_rate: float = 0.25
     greedy_rate: float = 0.1
+    scores_rate: float = 0.3
 
     @property
     def rollouts(self) -> int:
@@ -67,6 +68,7 @@ class RolloutPlan:
     reward: float
     ending: Ending
     is_binary: bool  # the form in which it is delivered
+    asks_scores: bool  # logprobs of the kept ids come with them
 
 
 def make_plan(scenario: Scenario) -> list[RolloutPlan]:
@@ -100,6 +102,7 @@ def _group(scenario: Scenario, group: int) -> Iterator[RolloutPlan]:
             reward=float(own.integers(0, 5)) / 4,
             ending=ending,
             is_binary=member % 2 == 1,
+            asks_scores=bool(own.random() < scenario.scores_rate),
         )
 
 

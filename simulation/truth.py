@@ -18,7 +18,7 @@ from typing import Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from sideband.masks.rows import MaskRows
+from sideband.masks.rows import MaskRows, ScoreRows
 from sideband.model import ModelShape
 from sideband.routing.rows import RowArray
 
@@ -28,7 +28,8 @@ _WORD: Final = (1 << 64) - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _MIX_A: Final = 0xBF58476D1CE4E5B9
 _MIX_B: Final = 0x94D049BB133111EB
-_ROUTING, _KEPT, _LOGPROB, _CHOICE = 0x52, 0x4B, 0x4C, 0x43  # separate streams of one hash
+# separate streams of one hash
+_ROUTING, _KEPT, _LOGPROB, _CHOICE, _SCORE = 0x52, 0x4B, 0x4C, 0x43, 0x53
 STRIDES_MAX: Final = 64  # different steps through an id space; more would change nothing
 MAY_STOP_EVERY: Final = 8  # one prefix in eight can end the sequence
 
@@ -123,6 +124,18 @@ class Truth:
     def _counts(self, mixed: HashArray, top_k: int) -> NDArray[np.int64]:
         most = max(1, min(top_k, self.model.vocab_size))
         return (1 + (mixed >> np.uint64(8)) % np.uint64(most)).astype(np.int64)
+
+    def scores_of(self, hashes_N: HashArray, masks: MaskRows) -> ScoreRows:
+        """Logprobs of the kept ids after each prefix: multiples of 1/256, as ``logprobs`` are."""
+        row_M = np.repeat(np.arange(len(masks)), np.diff(masks.starts_N))
+        mixed = mix_array(hashes_N[row_M] ^ np.uint64(_SCORE) ^ mix_array(masks.ids_M.astype("u8")))
+        steps = mixed % np.uint64(2048)
+        return ScoreRows(masks.starts_N, -(steps.astype(np.float32) / np.float32(256)))
+
+    def scores(self, token_ids_T: NDArray[np.int32], start: int, *, top_k: int) -> ScoreRows:
+        """The same for the tokens at positions [start, T)."""
+        hashes_N = self.hashes(token_ids_T)[start:-1]
+        return self.scores_of(hashes_N, self.masks_of(hashes_N, top_k=top_k))
 
     def logprobs(self, token_ids_T: NDArray[np.int32], start: int) -> NDArray[np.float32]:
         """Logprobs of the tokens at [start, T): multiples of 1/256, so that JSON keeps them."""

@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sideband.engines.inline import inline_segments
-from sideband.masks.rows import MaskRows
+from sideband.fields import Field
+from sideband.masks.rows import MaskRows, RaggedRows, ScoreRows
 from sideband.model import ModelShape
 from sideband.payload import PayloadReader
 from sideband.routing.rows import RowArray
-from sideband.segments import AnySegment, InlineSegment, PayloadSegment, coverage
+from sideband.segments import AnySegment, InlineSegment, PayloadSegment, by_field, coverage
 from simulation.bodies import Json
 from simulation.comparison import Checks, same
 from simulation.expected import ExpectedTurn, expected_turns
@@ -45,7 +46,7 @@ def check_turns(
             _check_tokens(checks, name, turn, wanted, truth)
             segments = segments_of(turn, wanted, truth.model)
             _check_rows(checks, name, segments, wanted, truth, reader)
-            _check_masks(checks, name, segments, wanted, truth, reader, top_k=plan.top_k)
+            _check_sampled(checks, name, segments, wanted, truth, reader, plan)
 
 
 def _check_tokens(
@@ -78,6 +79,7 @@ def segments_of(turn: Json, wanted: ExpectedTurn, model: ModelShape) -> list[Any
             completion_token_ids=wanted.completion_ids_C,
             prompt_start=turn.get("routed_experts_prompt_start", 0),
             model=model,
+            sampling_mask_logprobs=turn.get("sampling_mask_logprobs"),
         )
     )
 
@@ -104,33 +106,47 @@ def _check_rows(
     checks.of("turns: routing rows").add(*wrong)
 
 
-def _check_masks(
+def _check_sampled(
     checks: Checks,
     name: str,
     segments: list[AnySegment],
     wanted: ExpectedTurn,
     truth: Truth,
     reader: PayloadReader | None,
-    *,
-    top_k: int,
+    plan: RolloutPlan,
 ) -> None:
-    own = sorted(
-        (segment for segment in segments if segment.field == "sampling_mask"),
-        key=lambda segment: segment.pos,
-    )
-    tokens_T = wanted.sequence_T
-    found = MaskRows.concatenate([read_masks(segment, reader, tokens_T) for segment in own])
-    first = len(wanted.prompt_ids_P)
-    right = truth.masks(wanted.sequence_T, first, top_k=top_k)
-    covers = coverage(own) == [(first, len(wanted.sequence_T))]
-    wrong = [] if covers and found.equals(right) else [f"{name}: masks"]
-    checks.of("turns: sampling masks").add(*wrong)
+    """Kept sets of all sampled tokens, and their logprobs where the rollout asked for them."""
+    tokens_T, first = wanted.sequence_T, len(wanted.prompt_ids_P)
+    masks = truth.masks(tokens_T, first, top_k=plan.top_k)
+    scores = truth.scores(tokens_T, first, top_k=plan.top_k) if plan.asks_scores else None
+    right: list[tuple[str, Field, MaskRows | ScoreRows | None]] = [
+        ("turns: sampling masks", "sampling_mask", masks),
+        ("turns: logprobs of kept ids", "sampling_mask_logprobs", scores),
+    ]
+    for title, field, rows in right:
+        own = sorted(by_field(segments, field), key=lambda segment: segment.pos)
+        if rows is None:
+            checks.of(title).add(*([f"{name}: {field} unasked"] if own else []))
+            continue
+        parts = [read_ragged(segment, reader, tokens_T) for segment in own]
+        covers = coverage(own) == [(first, len(tokens_T))]
+        is_same = covers and concatenated(parts).equals(rows)
+        checks.of(title).add(*([] if is_same else [f"{name}: {field}"]))
+
+
+def concatenated(parts: list[MaskRows | ScoreRows]) -> RaggedRows[Any]:
+    """Parts of one field, in order; there is at least one."""
+    starts_N = [part.starts_N[1:] for part in parts]
+    ends = np.cumsum([0, *(part.starts_N[-1] for part in parts)])
+    moved = [starts + end for starts, end in zip(starts_N, ends, strict=False)]
+    values_M = np.concatenate([part.values_M for part in parts])
+    return type(parts[0])(np.concatenate([np.zeros(1, np.int64), *moved]), values_M)
 
 
 def read_rows(segment: AnySegment, reader: PayloadReader | None) -> RowArray:
     """Routing rows of one segment, out of memory or out of its file."""
     if isinstance(segment, InlineSegment):
-        assert not isinstance(segment.data, MaskRows), "routing rows are arrays"
+        assert isinstance(segment.data, np.ndarray), "routing rows are arrays"
         return segment.data
     assert reader is not None, "a way by handle has a reader"
     rows: RowArray = np.empty((segment.rows, *segment.shape), segment.dtype)
@@ -138,12 +154,12 @@ def read_rows(segment: AnySegment, reader: PayloadReader | None) -> RowArray:
     return rows
 
 
-def read_masks(
+def read_ragged(
     segment: AnySegment, reader: PayloadReader | None, tokens_T: NDArray[np.int32]
-) -> MaskRows:
-    """Kept sets of one segment of the sequence ``tokens_T``, out of memory or out of its file."""
+) -> MaskRows | ScoreRows:
+    """Rows about sampled tokens of the sequence ``tokens_T``, out of memory or out of a file."""
     if isinstance(segment, InlineSegment):
-        assert isinstance(segment.data, MaskRows), "masks are CSR rows"
+        assert isinstance(segment.data, MaskRows | ScoreRows), "kept sets and scores are CSR rows"
         return segment.data
     assert reader is not None, "a way by handle has a reader"
-    return reader.read_masks(segment, tokens_T[segment.pos : segment.stop])
+    return reader.read_ragged(segment, tokens_T[segment.pos : segment.stop])

@@ -22,9 +22,9 @@ from services.inference_proxy.reading import read_part
 from services.inference_proxy.relay import StreamRelay
 from services.inference_proxy.spill import InlineChoice, Spill, without_rows
 from sideband.engines.forms import RoutingValue
-from sideband.engines.inline import decode_sampling_mask
+from sideband.engines.inline import decode_mask_logprobs, decode_sampling_mask
 from sideband.errors import InvalidInput
-from sideband.masks.rows import MaskRows
+from sideband.masks.rows import MaskRows, ScoreRows
 
 Json = dict[str, Any]
 
@@ -114,6 +114,7 @@ class _Gathered:
     def __init__(self) -> None:
         self._token_ids: list[int] = []
         self._masks: list[MaskRows] = []
+        self._scores: list[ScoreRows] = []
         self._routed_experts: RoutingValue | None = None
         self.has_ended = False
 
@@ -127,11 +128,20 @@ class _Gathered:
             raise MalformedAnswer(f"choices.{index}.sampling_mask", str(exc)) from exc
         if masks is not None:
             self._masks.append(masks)
+        self._take_scores(choice, index, masks)
         routed = read_routed_experts(choice, index)
         if routed is not None and self._routed_experts is not None:
             raise MalformedAnswer(f"choices.{index}", "its rows came twice")
         self._routed_experts = self._routed_experts if routed is None else routed
         self.has_ended = choice.get("finish_reason") is not None
+
+    def _take_scores(self, choice: Json, index: int, masks: MaskRows | None) -> None:
+        try:
+            logprobs_M = decode_mask_logprobs(choice.get("sampling_mask_logprobs"), masks)
+        except InvalidInput as exc:
+            raise MalformedAnswer(f"choices.{index}.sampling_mask_logprobs", str(exc)) from exc
+        if logprobs_M is not None and masks is not None:
+            self._scores.append(ScoreRows(masks.starts_N, logprobs_M))
 
     def inline(self, index: int) -> InlineChoice:
         return InlineChoice(
@@ -139,4 +149,5 @@ class _Gathered:
             token_ids=self._token_ids,
             routed_experts=self._routed_experts,
             sampling_mask=MaskRows.concatenate(self._masks) if self._masks else None,
+            sampling_mask_logprobs=ScoreRows.concatenate(self._scores) if self._scores else None,
         )

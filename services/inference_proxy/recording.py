@@ -42,6 +42,7 @@ class _Choice:
     logprobs: list[float] = field(default_factory=list)
     masks: list[list[int]] = field(default_factory=list)
     has_masks: bool = False
+    scores: list[list[float | None]] | None = None
     versions: Sequence[Mapping[str, Any]] | None = None
     routed_experts: str | None = None
     rows_start: int = 0
@@ -65,6 +66,8 @@ class TurnRecord:
             if raw.get("sampling_mask") is not None:
                 choice.masks += raw["sampling_mask"]
                 choice.has_masks = True
+            if raw.get("sampling_mask_logprobs") is not None:
+                choice.scores = [*(choice.scores or ()), *raw["sampling_mask_logprobs"]]
             choice.versions = raw.get("weight_versions") or choice.versions
             choice.routed_experts = raw.get("routed_experts") or choice.routed_experts
         for index, start in (body.get("routed_experts_start") or {}).items():
@@ -113,6 +116,7 @@ class TurnRecord:
                 routed_layer_ids=self._layer_ids if has_inline else None,
                 routed_experts_prompt_start=choice.rows_start if has_inline else 0,
                 sampling_mask=choice.masks if choice.has_masks else None,
+                sampling_mask_logprobs=choice.scores,
                 weight_versions=versions_of(choice.versions, len(choice.token_ids)),
             )
             found[index] = _ENCODER.encode(turn)

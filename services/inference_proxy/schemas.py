@@ -105,6 +105,11 @@ class GenerateChoice(BaseModel):
         description="Inline kept ids, one ascending list per sampled token.",
         examples=[[[4, 17], [4], [2, 9]]],
     )
+    sampling_mask_logprobs: list[list[float | None]] | None = Field(
+        default=None,
+        description="Inline logprobs of the kept ids, null for minus infinity.",
+        examples=[[[-0.5, -1.0], [0.0], [-0.1, -2.5]]],
+    )
 
 
 class GenerateAnswer(BaseModel):

@@ -29,8 +29,9 @@ from services.inference_proxy.planning import Plan
 from services.inference_proxy.request_ids import Leg
 from sideband.engines.inline import RoutingValue, choice_payload
 from sideband.errors import InvalidInput, PayloadError
+from sideband.fields import FIELDS
 from sideband.ids import RequestId
-from sideband.masks.rows import MaskRows
+from sideband.masks.rows import MaskRows, ScoreRows
 from sideband.model import ModelShape
 from sideband.payload.columns import ChoicePayload
 from sideband.payload.refusals import PayloadRefused
@@ -53,6 +54,7 @@ class InlineChoice:
     token_ids: Sequence[int]
     routed_experts: RoutingValue | None
     sampling_mask: Sequence[Sequence[int]] | MaskRows | None
+    sampling_mask_logprobs: Sequence[Sequence[float | None]] | ScoreRows | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,7 @@ class Spill:
                 token_ids=choice.token_ids,
                 routed_experts=choice.routed_experts,
                 sampling_mask=raw.get("sampling_mask"),
+                sampling_mask_logprobs=raw.get("sampling_mask_logprobs"),
             )
             for choice, raw in zip(answer.choices, raw_choices, strict=True)
         ]
@@ -191,7 +194,8 @@ class Spill:
 
 def without_rows(raw: dict[str, Any]) -> dict[str, Any]:
     """A choice whose rows lie in a file."""
-    return {**raw, "routed_experts": None, "sampling_mask": None}
+    rows = {"routed_experts": None, "sampling_mask": None}
+    return {**raw, **rows, **{name: None for name in FIELDS if name in raw}}
 
 
 def replace_rows(choice: Choice, segments: Any) -> Choice:
@@ -222,6 +226,7 @@ def payload_of(choice: InlineChoice, asked: Asked, model: ModelShape) -> ChoiceP
         prompt_start=start,
         model=model,
         choice=choice.index,
+        sampling_mask_logprobs=None if asked.leg == "prefill" else choice.sampling_mask_logprobs,
     )
     found = payload.routing
     if found is not None and found.pos < start:  # it did not obey

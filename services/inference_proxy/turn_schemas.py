@@ -83,6 +83,10 @@ class TurnView(BaseModel):
     sampling_mask: list[list[int]] | None = Field(
         description="Inline kept ids per completion token.", examples=[[[4, 9], [5]]]
     )
+    sampling_mask_logprobs: list[list[float | None]] | None = Field(
+        description="Inline logprobs of the kept ids, null for minus infinity.",
+        examples=[[[-0.5, -1.25], [0.0]]],
+    )
     weight_versions: list[int] | None = Field(
         description="Policy version per completion token.", examples=[[3, 3]]
     )

@@ -25,8 +25,9 @@ class TurnWire(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ``prompt_token_ids``, ``completion_token_ids`` and ``weight_versions`` are int32, ``logprobs``
     and ``advantages`` float32, ``sampled`` one byte per completion token (absent: all were).
     By handle ``payload_segments``; inline ``routed_experts`` (base64 npy, as the engine sent it)
-    and ``sampling_mask`` (one list of kept ids per completion token). ``choice_count`` is the n of
-    the request: its one file serves the rollouts of all its choices.
+    and ``sampling_mask`` (one list of kept ids per completion token), with
+    ``sampling_mask_logprobs`` a number for each kept id. ``choice_count`` is the n of the request:
+    its one file serves the rollouts of all its choices.
     """
 
     request_id: Id
@@ -44,5 +45,6 @@ class TurnWire(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     routed_layer_ids: list[int] | None = None
     routed_experts_prompt_start: Annotated[int, msgspec.Meta(ge=0)] = 0
     sampling_mask: list[list[int]] | None = None
+    sampling_mask_logprobs: list[list[float | None]] | None = None
     weight_versions: bytes | None = None
     advantages: bytes | None = None

@@ -111,6 +111,11 @@ class TurnBody(Closed):
         description="Inline: kept ids per completion token, ascending.",
         examples=[[[4, 9], [5]]],
     )
+    sampling_mask_logprobs: Items[Items[float | None]] | None = Field(
+        default=None,
+        description="Inline: the logprob of each kept id; null for minus infinity.",
+        examples=[[[-0.5, -1.25], [0.0]]],
+    )
     weight_versions: Items[Int32] | None = Field(
         default=None, description="Policy version per completion token.", examples=[[3, 3]]
     )
@@ -138,6 +143,7 @@ class TurnBody(Closed):
             routed_layer_ids=self.routed_layer_ids,
             routed_experts_prompt_start=self.routed_experts_prompt_start,
             sampling_mask=self.sampling_mask,
+            sampling_mask_logprobs=self.sampling_mask_logprobs,
             weight_versions=None if self.weight_versions is None else _int32(self.weight_versions),
             advantages=None if self.advantages is None else _float32(self.advantages),
         )

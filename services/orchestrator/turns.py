@@ -122,7 +122,8 @@ def _segments(
     prompt_P: NDArray[np.int32],
     completion_C: NDArray[np.int32],
 ) -> tuple[AnySegment, ...]:
-    is_inline = wire.routed_experts is not None or wire.sampling_mask is not None
+    inline = (wire.routed_experts, wire.sampling_mask, wire.sampling_mask_logprobs)
+    is_inline = any(rows is not None for rows in inline)
     if wire.payload_segments and is_inline:
         raise InvalidSegment(f"{name} carries rows inline and by handle.")
     if not wire.payload_segments and not is_inline:
@@ -142,6 +143,7 @@ def _segments(
             completion_token_ids=completion_C,
             prompt_start=wire.routed_experts_prompt_start,
             model=rules.model,
+            sampling_mask_logprobs=wire.sampling_mask_logprobs,
         )
     except (InvalidInput, PayloadError) as exc:
         raise InvalidInline(f"{name}: {exc}") from exc

@@ -7,7 +7,7 @@ from sideband.errors import FeedError, InvalidInput, PayloadError, SidebandError
 from sideband.feed.committer import StepCommitter
 from sideband.feed.micro_batch import RankMicroBatch
 from sideband.feed.rank import RankFeed, RankStep
-from sideband.masks.rows import MaskRows
+from sideband.masks.rows import MaskRows, ScoreRows
 from sideband.model import ModelShape
 from sideband.payload import (
     ChoicePayload,
@@ -54,6 +54,7 @@ __all__ = [
     "RankMicroBatch",
     "RankStep",
     "RoutingRows",
+    "ScoreRows",
     "SidebandError",
     "StepCommitter",
     "UnknownArchitecture",

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal, get_args
 
+from sideband.masks.rows import MaskRows, ScoreRows
 from sideband.model import LAYERS_MAX, TOP_K_MAX, VOCAB_SIZE_MAX, ModelShape, RowDtype
 
-Field = Literal["routed_experts", "sampling_mask"]
+Field = Literal["routed_experts", "sampling_mask", "sampling_mask_logprobs"]
 About = Literal["input", "sampled"]
 RowKind = tuple[RowDtype, tuple[int, ...]]  # dtype of an element, shape of one row
 
@@ -27,8 +28,9 @@ class RowField:
     what token t was drawn from, so only the request that drew it has one.
 
     ``dtypes`` are those of an element, ``widths`` names the dimensions of a row with their limits;
-    ``kind`` says which of them a model has. ``is_ragged``: rows differ in length, and the shape
-    bounds them.
+    ``kind`` says which of them a model has. ``ragged``: rows differ in length, the shape bounds
+    them, and this is their form in memory. ``follows``: this field says one thing of each element
+    of another one, so its rows lie where that one's do, and are as long.
     """
 
     name: Field
@@ -37,8 +39,9 @@ class RowField:
     dtypes: tuple[RowDtype, ...]
     widths: tuple[tuple[str, int], ...]
     kind: Callable[[ModelShape], RowKind]
-    is_ragged: bool
-    has_layers: bool  # one column per routed layer
+    ragged: type[MaskRows] | type[ScoreRows] | None = None
+    follows: Field | None = None
+    has_layers: bool = False  # one column per routed layer
 
     def positions(self, *, prompt_tokens: int, tokens: int) -> tuple[int, int]:
         """[start, stop) of the positions where a request of ``tokens`` tokens can have rows.
@@ -58,6 +61,10 @@ def _mask_kind(model: ModelShape) -> RowKind:
     return "int32", (model.vocab_size,)
 
 
+def _score_kind(model: ModelShape) -> RowKind:
+    return "float32", (model.vocab_size,)
+
+
 _DECLARED: Final = (
     RowField(
         name="routed_experts",
@@ -66,7 +73,6 @@ _DECLARED: Final = (
         dtypes=("uint8", "uint16"),
         widths=(("layers", LAYERS_MAX), ("top_k", TOP_K_MAX)),
         kind=_routing_kind,
-        is_ragged=False,
         has_layers=True,
     ),
     RowField(
@@ -76,8 +82,17 @@ _DECLARED: Final = (
         dtypes=("int32",),
         widths=(("vocab_size", VOCAB_SIZE_MAX),),
         kind=_mask_kind,
-        is_ragged=True,
-        has_layers=False,
+        ragged=MaskRows,
+    ),
+    RowField(
+        name="sampling_mask_logprobs",
+        about="sampled",
+        elements="logprobs of kept ids",
+        dtypes=("float32",),
+        widths=(("vocab_size", VOCAB_SIZE_MAX),),
+        kind=_score_kind,
+        ragged=ScoreRows,
+        follows="sampling_mask",
     ),
 )
 FIELDS: Final[Mapping[Field, RowField]] = MappingProxyType(

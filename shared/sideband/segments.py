@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from sideband.errors import InvalidInput
 from sideband.fields import FIELDS, INPUT_FIELDS, SAMPLED_FIELDS
 from sideband.fields import Field as Field
-from sideband.masks.rows import MaskRows
+from sideband.masks.rows import MaskRows, RaggedRows, ScoreRows
 from sideband.model import RowDtype
 from sideband.ranges import Ranges
 
@@ -147,11 +147,11 @@ class PayloadSegment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class InlineSegment:
-    """The same rows in memory: an array [rows, layers, top-k] for routing, MaskRows for masks."""
+    """The same rows in memory: an array [rows, layers, top-k] for routing, else RaggedRows."""
 
     field: Field
     pos: int
-    data: NDArray[np.uint8] | NDArray[np.uint16] | MaskRows
+    data: NDArray[np.uint8] | NDArray[np.uint16] | MaskRows | ScoreRows
 
     @property
     def rows(self) -> int:
@@ -167,7 +167,7 @@ class InlineSegment:
         """Rows at positions [first, last); shares memory."""
         assert self.pos <= first < last <= self.stop
         a, b = first - self.pos, last - self.pos
-        data = self.data.slice(a, b) if isinstance(self.data, MaskRows) else self.data[a:b]
+        data = self.data.slice(a, b) if isinstance(self.data, RaggedRows) else self.data[a:b]
         return replace(self, pos=first, data=data)
 
     def moved(self, by: int) -> "InlineSegment":

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sideband.engines.inline import encode_npy_base64, encode_sampling_mask
+from sideband.engines.inline import encode_mask_logprobs, encode_npy_base64, encode_sampling_mask
 from sideband.model import ModelShape
 from sideband.routing.rows import scatter_layers
 from simulation.engine.outcomes import Outcome
@@ -40,7 +40,7 @@ def block_body(
     if request.sampling_params.logprobs is not None:
         logprobs = logprob_content(token_ids, outcome.logprobs_C[start:stop].tolist())
     masks = outcome.masks.slice(start, stop) if len(outcome.masks) else outcome.masks
-    return {
+    body: Json = {
         "index": outcome.index,
         "finish_reason": None,
         "stop_reason": None,
@@ -50,6 +50,9 @@ def block_body(
         "weight_versions": None,
         "logprobs": logprobs,
     }
+    if with_masks and outcome.scores is not None and len(masks):
+        body["sampling_mask_logprobs"] = encode_mask_logprobs(outcome.scores.slice(start, stop))
+    return body
 
 
 def stream_bodies(

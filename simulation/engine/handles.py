@@ -86,6 +86,7 @@ def _payload_of(outcome: Outcome) -> ChoicePayload:
             pos=outcome.prompt_tokens,
             masks=outcome.masks,
             sampled_token_ids_N=outcome.token_ids_C,
+            logprobs_M=None if outcome.scores is None else outcome.scores.values_M,
         )
     routing = None
     if len(outcome.routing_NLK):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sideband.masks.rows import MaskRows
+from sideband.masks.rows import MaskRows, ScoreRows
 from sideband.routing.rows import RowArray
 from simulation.engine.wire import SamplingParams
 from simulation.truth import Sampling, Truth, mix
@@ -40,6 +40,7 @@ class Outcome:
     rows_start: int
     routing_NLK: RowArray
     masks: MaskRows
+    scores: ScoreRows | None
     logprobs_C: NDArray[np.float32]
 
 
@@ -90,6 +91,7 @@ def observe(
     if garbage_rows > 0 and not course.was_preempted:
         foreign = Truth(truth.model, seed=mix(truth.seed ^ index ^ len(token_ids)))
         routing[:garbage_rows] = foreign.routing(token_ids, start, start + garbage_rows)
+    top_k = effective_top_k(params, truth.model.vocab_size)
     is_stopped = len(completion) < params.max_tokens or _is_stop(truth, completion[-1], params)
     return Outcome(
         index=index,
@@ -99,9 +101,8 @@ def observe(
         stop_reason=completion[-1] if completion[-1] in params.stop_token_ids else None,
         rows_start=start,
         routing_NLK=routing,
-        masks=truth.masks(
-            token_ids, prompt_tokens, top_k=effective_top_k(params, truth.model.vocab_size)
-        ),
+        masks=truth.masks(token_ids, prompt_tokens, top_k=top_k),
+        scores=truth.scores(token_ids, prompt_tokens, top_k=top_k) if params.asks_scores else None,
         logprobs_C=truth.logprobs(token_ids, prompt_tokens),
     )
 

@@ -44,6 +44,11 @@ class SamplingParams(msgspec.Struct, kw_only=True):
     truncate_prompt_tokens: int | None = None
     extra_args: dict[str, Any] | None = None
 
+    @property
+    def asks_scores(self) -> bool:
+        """Whether the logprobs of the kept ids are wanted."""
+        return (self.extra_args or {}).get("sampling_mask_logprobs") is True
+
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
     """One request."""

@@ -43,6 +43,7 @@ def test_four_ways_and_a_live_run_are_equal_and_leave_no_file(tmp_path: Path) ->
         ("segment", "runs end, every rank sees the end"),  # refused: a file knows its positions
         ("row", "micro batches = seeded truth, CP 1 contiguous"),
         ("mask", "micro batches = seeded truth, CP 1 contiguous"),
+        ("score", "micro batches = seeded truth, CP 1 contiguous"),
     ],
 )
 def test_damage_ends_with_one(corruption: str, seen_by: str, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from sideband.payload import PayloadReader, PayloadRoot
 from sideband.segments import AnySegment, PayloadSegment, by_field, coverage, merge_prefill_decode
 from simulation.models import load_shape
 from simulation.truth import Truth
-from simulation.turn_check import read_masks, read_rows
+from simulation.turn_check import read_ragged, read_rows
 from tests.simulation.engines import RUN_ID, URL, Json, ask, body, by_handle, engine, make_root
 
 MODEL = load_shape("sim-uint16")
@@ -79,7 +79,7 @@ async def test_merged_legs_equal_the_truth(
         assert np.array_equal(found, TRUTH.routing(tokens, segment.pos, segment.stop))
     (kept,) = by_field(merged, "sampling_mask")
     right = TRUTH.masks(tokens, len(prompt), top_k=20)
-    assert read_masks(kept, reader, tokens).equals(right)
+    assert read_ragged(kept, reader, tokens).equals(right)
     if reader is not None:
         reader.close()
 

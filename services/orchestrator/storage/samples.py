@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from sideband.batch.columns import Runs
 from sideband.batch.types import Sample
+from sideband.fields import FIELDS, Field
 from sideband.ids import RolloutId, SampleId
-from sideband.masks.rows import MaskRows
-from sideband.segments import AnySegment, Field, Form, InlineSegment, PayloadSegment
+from sideband.masks.rows import RaggedRows
+from sideband.segments import AnySegment, Form, InlineSegment, PayloadSegment
 
 FORM_VERSION: Final = 1
 
@@ -49,12 +50,12 @@ class _Rows(msgspec.Struct, array_like=True, frozen=True, tag="rows"):
 
 
 class _Masks(msgspec.Struct, array_like=True, frozen=True, tag="masks"):
-    """Inline kept sets."""
+    """Inline rows of different length: kept sets, and what is said of them."""
 
     field: Field
     pos: int
     starts: bytes
-    ids: bytes
+    values: bytes
 
 
 class _Sample(msgspec.Struct, array_like=True, frozen=True):
@@ -119,9 +120,9 @@ def _encoded(sample: Sample) -> _Sample:
 
 
 def _inline(segment: InlineSegment) -> _Rows | _Masks:
-    if isinstance(segment.data, MaskRows):
-        starts, ids = segment.data.starts_N, segment.data.ids_M
-        return _Masks(segment.field, segment.pos, starts.tobytes(), ids.tobytes())
+    if isinstance(segment.data, RaggedRows):
+        starts, values = segment.data.starts_N, segment.data.values_M
+        return _Masks(segment.field, segment.pos, starts.tobytes(), values.tobytes())
     rows, layers, top_k = segment.data.shape
     dtype: Literal["uint8", "uint16"] = "uint8" if segment.data.dtype == np.uint8 else "uint16"
     return _Rows(segment.field, segment.pos, dtype, (rows, layers, top_k), segment.data.tobytes())
@@ -148,7 +149,11 @@ def _decoded(wire: _Sample) -> Sample:
 
 def _segment(wire: _Rows | _Masks) -> AnySegment:
     if isinstance(wire, _Masks):
-        data = MaskRows(np.frombuffer(wire.starts, "<i8"), np.frombuffer(wire.ids, "<i4"))
+        ragged = FIELDS[wire.field].ragged
+        if ragged is None:
+            raise UnreadableSamples(f"{wire.field} has no rows of different length")
+        values = np.frombuffer(wire.values, ragged.dtype.newbyteorder("<"))
+        data = ragged(np.frombuffer(wire.starts, "<i8"), values)
         return InlineSegment(field=wire.field, pos=wire.pos, data=data)
     rows = np.frombuffer(wire.data, f"<{'u1' if wire.dtype == 'uint8' else 'u2'}")
     return InlineSegment(field=wire.field, pos=wire.pos, data=rows.reshape(wire.shape))

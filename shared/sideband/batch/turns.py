@@ -18,7 +18,8 @@ from sideband.batch.types import Turn
 from sideband.errors import InvalidInput
 from sideband.fields import FIELDS, Field
 from sideband.model import ModelShape
-from sideband.segments import AnySegment, Form, PayloadSegment
+from sideband.ranges import Ranges
+from sideband.segments import AnySegment, Form, PayloadSegment, by_field
 
 # (form, field, dtype, row shape): equal within a sample and within a micro batch
 Kind = tuple[Form, Field, str, tuple[int, ...]]
@@ -47,7 +48,7 @@ def kind_of(segment: AnySegment) -> Kind:
         return ("handle", segment.field, segment.dtype, segment.shape)
     if isinstance(segment.data, np.ndarray):
         return ("inline", segment.field, segment.data.dtype.name, segment.data.shape[1:])
-    return ("inline", segment.field, "int32", ())
+    return ("inline", segment.field, segment.data.dtype.name, ())
 
 
 def tokens_of(turn: Turn) -> NDArray[np.int32]:
@@ -72,6 +73,7 @@ def check_turns(
             if isinstance(segment, PayloadSegment):
                 segment.check()  # a file name that climbs out of the root stops here at the latest
             _check_place(f"{name}.segments[{place}]", segment, turn)
+        _check_followers(name, turn)
     kinds = {kind_of(segment) for turn in turns for segment in turn.segments}
     forms = sorted({kind[0] for kind in kinds})
     if len(forms) > 1:
@@ -136,13 +138,28 @@ def _check_place(name: str, segment: AnySegment, turn: Turn) -> None:
         )
 
 
+def _check_followers(name: str, turn: Turn) -> None:
+    """What is said of another field's elements needs those: no row without the row it is about."""
+    for field in FIELDS.values():
+        if field.follows is None:
+            continue
+        about = Ranges()
+        for segment in by_field(turn.segments, field.follows):
+            about.add(segment.pos, segment.stop)
+        for segment in by_field(turn.segments, field.name):
+            missing = about.missing(segment.pos, segment.stop)
+            if missing:
+                rule = f"must lie where {field.follows} has rows"
+                raise InvalidInput(f"{name}.{field.name}", missing[0], rule)
+
+
 def _check_kinds(kinds: set[Kind], model: ModelShape | None) -> None:
     for form, field, dtype, shape in kinds:
         if model is None:
             expected = next(kind[2:] for kind in sorted(kinds) if kind[1] == field)
         else:
             expected = FIELDS[field].kind(model)
-            if form == "inline" and FIELDS[field].is_ragged:
+            if form == "inline" and FIELDS[field].ragged is not None:
                 expected = (expected[0], ())
         if (dtype, shape) != expected:
             raise InvalidInput(field, (dtype, shape), f"must be {expected}, as the model says")

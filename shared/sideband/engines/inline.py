@@ -5,24 +5,35 @@ sampled one, so its routing rows end at position N − 1 (at N when it sampled n
 cover [P, N). A choice becomes what a payload file is written from, and inline segments are made
 from that with the writer's own checks, so that inline and by handle cannot differ.
 
-Errors: InvalidInlineRouting, InvalidInlineMask (InvalidInput).
+Errors: InvalidInlineRouting, InvalidInlineMask, InvalidInlineScores (InvalidInput).
 """
 
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sideband.engines.forms import RoutingValue, decode_routing
+from sideband.engines.masks import (
+    InvalidInlineMask,
+    InvalidInlineScores,
+    decode_mask_logprobs,
+    decode_sampling_mask,
+    encode_mask_logprobs,
+    encode_sampling_mask,
+)
 from sideband.engines.npy import (
     InvalidInlineRouting,
     decode_npy_base64,
     encode_npy_base64,
 )
 from sideband.errors import InvalidInput
-from sideband.masks.rows import MaskRows
-from sideband.masks.rules import first_row_without, first_unsorted_row, runs_with_ids
+from sideband.fields import Field
+from sideband.masks.rows import MaskRows, ScoreRows
+from sideband.masks.rules import (
+    first_row_without,
+    runs_with_ids,
+)
 from sideband.model import LAYERS_MAX, ModelShape
 from sideband.payload.checks import valid_runs
 from sideband.payload.columns import ChoicePayload, MaskColumn, RoutingRows
@@ -32,25 +43,21 @@ from sideband.segments import InlineSegment
 __all__ = [
     "InvalidInlineMask",
     "InvalidInlineRouting",
+    "InvalidInlineScores",
     "RoutingValue",
     "RowArray",
     "choice_payload",
+    "decode_mask_logprobs",
     "decode_npy_base64",
     "decode_routing",
     "decode_sampling_mask",
+    "encode_mask_logprobs",
     "encode_npy_base64",
     "encode_sampling_mask",
     "inline_segments",
     "routing_position",
     "segments_of",
 ]
-
-
-class InvalidInlineMask(InvalidInput):
-    """An inline sampling mask that cannot be what the engine sampled from."""
-
-    def __init__(self, value: object, rule: str) -> None:
-        super().__init__("sampling_mask", value, rule)
 
 
 def routing_position(
@@ -84,42 +91,6 @@ def routing_position(
     return fitting.pop()
 
 
-def decode_sampling_mask(
-    value: Sequence[Sequence[int]] | MaskRows | None, *, vocab_size: int
-) -> MaskRows | None:
-    """The kept sets of one choice's ``sampling_mask``, one row per completion token.
-
-    Ids must ascend without repeats: an engine that sends them otherwise kept something else than
-    a set. None stays None, and so do rows that were decoded before. Raises InvalidInlineMask.
-    """
-    if value is None or isinstance(value, MaskRows):
-        return value
-    if not isinstance(value, list) or not all(isinstance(row, list) for row in value):
-        raise InvalidInlineMask(type(value).__name__, "must be a list of lists of token ids")
-    flat = list(chain.from_iterable(value))
-    if not set(map(type, flat)) <= {int}:  # bool is refused too: true is not a token id
-        raise InvalidInlineMask(
-            sorted({type(each).__name__ for each in flat}), "must hold integers"
-        )
-    if flat and not 0 <= min(flat) <= max(flat) < vocab_size:
-        raise InvalidInlineMask(
-            f"ids {min(flat)}..{max(flat)}", f"must lie in the vocabulary [0, {vocab_size})"
-        )
-    starts_N = np.zeros(len(value) + 1, np.int64)
-    np.cumsum([len(row) for row in value], out=starts_N[1:])
-    masks = MaskRows(starts_N, np.array(flat, np.int32))
-    row = first_unsorted_row(masks)
-    if row is not None:
-        raise InvalidInlineMask(value[row][:16], f"must ascend without repeats (row {row})")
-    return masks
-
-
-def encode_sampling_mask(masks: MaskRows) -> list[list[int]]:
-    """One choice's ``sampling_mask`` as vLLM would send these kept sets."""
-    ids, starts = masks.ids_M.tolist(), masks.starts_N.tolist()
-    return [ids[starts[i] : starts[i + 1]] for i in range(len(masks))]
-
-
 def choice_payload(
     routed_experts: RoutingValue | None,
     sampling_mask: Sequence[Sequence[int]] | MaskRows | None,
@@ -130,16 +101,18 @@ def choice_payload(
     prompt_start: int,
     model: ModelShape,
     choice: int = 0,
+    sampling_mask_logprobs: Sequence[Sequence[float | None]] | ScoreRows | None = None,
 ) -> ChoicePayload:
     """One choice as a payload file is written from it, checked against ``model`` and its tokens.
 
     ``layer_ids`` are the answer's own columns; None means every decoder layer. Invalid rows are
-    still in it. Raises InvalidInlineRouting and InvalidInlineMask.
+    still in it. Raises InvalidInlineRouting, InvalidInlineMask and InvalidInlineScores.
     """
     sampled_C = _token_ids(completion_token_ids, model.vocab_size)
     masks = decode_sampling_mask(sampling_mask, vocab_size=model.vocab_size)
     if masks is not None:
         _check_members(masks, sampled_C)
+    logprobs_M = decode_mask_logprobs(sampling_mask_logprobs, masks)
     routing: RoutingRows | None = None
     if routed_experts is not None:
         columns = tuple(range(model.num_layers)) if layer_ids is None else tuple(layer_ids)
@@ -161,7 +134,9 @@ def choice_payload(
     column = (
         None
         if masks is None
-        else MaskColumn(pos=prompt_tokens, masks=masks, sampled_token_ids_N=sampled_C)
+        else MaskColumn(
+            pos=prompt_tokens, masks=masks, sampled_token_ids_N=sampled_C, logprobs_M=logprobs_M
+        )
     )
     return ChoicePayload(choice=choice, routing=routing, masks=column)
 
@@ -226,10 +201,16 @@ def segments_of(payload: ChoicePayload, model: ModelShape) -> tuple[InlineSegmen
             for first, last in valid_runs(payload.routing, model)
         ]
     if payload.masks is not None:
-        pos, masks = payload.masks.pos, payload.masks.masks
+        column = payload.masks
+        fields: list[tuple[Field, MaskRows | ScoreRows | None]] = [
+            ("sampling_mask", column.masks),
+            ("sampling_mask_logprobs", column.scores),
+        ]
         segments += [
-            InlineSegment(field="sampling_mask", pos=pos + first, data=masks.slice(first, last))
-            for first, last in runs_with_ids(masks)
+            InlineSegment(field=field, pos=column.pos + first, data=rows.slice(first, last))
+            for field, rows in fields
+            if rows is not None
+            for first, last in runs_with_ids(rows)
         ]
     return tuple(segments)
 
@@ -243,6 +224,7 @@ def inline_segments(
     completion_token_ids: Sequence[int] | NDArray[np.int32],
     prompt_start: int,
     model: ModelShape,
+    sampling_mask_logprobs: Sequence[Sequence[float | None]] | None = None,
 ) -> tuple[InlineSegment, ...]:
     """One choice of an inline answer as segments. Takes and raises what ``choice_payload`` does."""
     payload = choice_payload(
@@ -253,5 +235,6 @@ def inline_segments(
         completion_token_ids=completion_token_ids,
         prompt_start=prompt_start,
         model=model,
+        sampling_mask_logprobs=sampling_mask_logprobs,
     )
     return segments_of(payload, model)

@@ -5,8 +5,9 @@ Legend: N rows of the chunk, L columns (layers) out, K experts per layer, M kept
 Errors: MalformedStep, ModelMismatch, NoPayloadRoot, RankReadFailed; InvalidInput for layers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from sideband.batch.rows import PlacedRows, RankRows, input_rows_of, rank_rows, sampled_rows_of
 from sideband.batch.types import Align, Chunk
 from sideband.feed.codec import decode_chunk
-from sideband.feed.errors import MalformedStep, ModelMismatch, NoPayloadRoot
+from sideband.feed.errors import MalformedStep, ModelMismatch, NoPayloadRoot, RowsDisagree
 from sideband.feed.frames import Frame
 from sideband.feed.layers import (
     Fill,
@@ -30,11 +31,14 @@ from sideband.feed.messages import (
 from sideband.feed.micro_batch import RankMicroBatch
 from sideband.feed.pool import ReadPool
 from sideband.feed.reads import HandleReads, RetryPlan, RowSource
+from sideband.fields import SAMPLED_FIELDS, Field
 from sideband.ids import RunId
-from sideband.masks.rows import MaskRows
+from sideband.masks.rows import MaskRows, RaggedRows, ScoreRows
 from sideband.model import ModelShape
 from sideband.segments import InlineSegment
 
+Ragged = TypeVar("Ragged", MaskRows, ScoreRows)
+RaggedParts = Sequence[tuple[int, MaskRows | ScoreRows]]  # with the first row of each
 MakeSource = Callable[[RunId, ModelShape], RowSource | None]
 
 
@@ -47,6 +51,17 @@ class View:
     all_layers: bool = False
     fill: Fill = "zeros"
     model: ModelShape | None = None  # the trainer's own; compared with the sampled one
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class FoundRows:
+    """The rows of every field, as the rank gets them: [N, L, K] routing, M kept ids."""
+
+    valid_N: NDArray[np.bool_]
+    masks: MaskRows
+    routing_NLK: RowArray | None = None
+    choice: LayerChoice | None = None
+    logprobs_M: NDArray[np.float32] | None = None
 
 
 class Assembler:
@@ -70,63 +85,74 @@ class Assembler:
         if stray:
             raise MalformedStep("chunk.segments", f"has {sorted(stray)}, the header has not")
         rows = rank_rows(chunk, self._view.align)
-        routing, valid, choice, masks = self._rows_of(chunk, message, rows)
+        found = self._rows_of(chunk, message, rows)
         if self._source is not None and message.index + 1 == message.count:
             self._source.forget_all()  # the step's files may soon be deleted
-        return _micro_batch(message, chunk, rows, self._view.align, routing, valid, choice, masks)
+        return _micro_batch(message, chunk, rows, self._view.align, found)
 
-    def _rows_of(
-        self, chunk: Chunk, message: MicroBatchMessage, rows: RankRows
-    ) -> tuple[RowArray | None, NDArray[np.bool_], LayerChoice | None, MaskRows]:
+    def _rows_of(self, chunk: Chunk, message: MicroBatchMessage, rows: RankRows) -> FoundRows:
         count, model = len(rows.positions_N), message.model
-        valid_N = np.zeros(count, np.bool_)
-        masks = sampled_rows_of(chunk, "sampling_mask", self._view.align)
+        found = FoundRows(valid_N=np.zeros(count, np.bool_), masks=MaskRows.empty(count))
         if model is None or not message.fields:
-            return None, valid_N, None, MaskRows.empty(count)
+            return found
         placed: list[PlacedRows] = []
-        choice, out_NLK = None, None
         if "routed_experts" in message.fields:
-            choice = choose_layers(
+            found.choice = choose_layers(
                 model, layers=self._view.layers, all_layers=self._view.all_layers
             )
-            out_NLK = np.zeros((count, len(choice.layer_ids), model.top_k), model.row_dtype)
+            shape = (count, len(found.choice.layer_ids), model.top_k)
+            found.routing_NLK = np.zeros(shape, model.row_dtype)
             placed = input_rows_of(chunk, "routed_experts")
             for part in placed:
-                valid_N[part.start : part.stop] = True
-        # a row's kept set is about its label, whatever the alignment
-        found = self._fetch(chunk, message, placed, out_NLK, choice, masks, rows.labels_N)
-        if out_NLK is not None and choice is not None:
-            fill = self._view.fill
-            positions_N = rows.positions_N
-            fill_invalid(out_NLK, valid_N, positions_N, fill=fill, choice=choice, model=model)
-        return out_NLK, valid_N, choice, join_masks(found, rows=count)
+                found.valid_N[part.start : part.stop] = True
+        sampled = {
+            field: sampled_rows_of(chunk, field, self._view.align) for field in SAMPLED_FIELDS
+        }
+        # what was sampled at a row is its label, whatever the alignment
+        parts = self._fetch(chunk, message, placed, found, sampled, rows.labels_N)
+        if found.routing_NLK is not None and found.choice is not None:
+            fill_invalid(
+                found.routing_NLK,
+                found.valid_N,
+                rows.positions_N,
+                fill=self._view.fill,
+                choice=found.choice,
+                model=model,
+            )
+        found.masks = join_rows(MaskRows, parts["sampling_mask"], rows=count)
+        if "sampling_mask_logprobs" in message.fields:
+            found.logprobs_M = follow(found.masks, parts["sampling_mask_logprobs"])
+        return found
 
     def _fetch(
         self,
         chunk: Chunk,
         message: MicroBatchMessage,
         placed: Sequence[PlacedRows],
-        out_NLK: RowArray | None,
-        choice: LayerChoice | None,
-        masks: Sequence[PlacedRows],
+        found: FoundRows,
+        sampled: Mapping[Field, Sequence[PlacedRows]],
         labels_N: NDArray[np.int32],
-    ) -> list[tuple[int, MaskRows]]:
-        """Fill routing in place; the kept sets with the first row of each."""
-        if chunk.form == "handle" and (placed or masks):
+    ) -> Mapping[Field, RaggedParts]:
+        """Fill routing in place; of each field about what was sampled, its parts."""
+        routing_NLK, choice = found.routing_NLK, found.choice
+        if chunk.form == "handle" and (placed or any(sampled.values())):
             reads = HandleReads(self._source_for(message), self._pool, self._retry)
-            if out_NLK is not None and choice is not None:
-                reads.routing(placed, out_NLK, choice)
-            found = reads.masks(masks, labels_N)
+            if routing_NLK is not None and choice is not None:
+                reads.routing(placed, routing_NLK, choice)
+            parts = {field: reads.ragged(own, labels_N) for field, own in sampled.items()}
             reads.run()
-            return found
+            return parts
         for part in placed:
             segment = part.segment
             assert isinstance(segment, InlineSegment)
-            assert not isinstance(segment.data, MaskRows)
-            assert out_NLK is not None
+            assert isinstance(segment.data, np.ndarray)
+            assert routing_NLK is not None
             assert choice is not None
-            place_rows(segment.data, out_NLK[part.start : part.stop], choice)
-        return [(part.start, _inline_masks(part)) for part in masks]
+            place_rows(segment.data, routing_NLK[part.start : part.stop], choice)
+        return {
+            field: [(part.start, _inline_rows(part)) for part in own]
+            for field, own in sampled.items()
+        }
 
     def _source_for(self, message: MicroBatchMessage) -> RowSource:
         if self._source is None:
@@ -137,22 +163,39 @@ class Assembler:
         return self._source
 
 
-def _inline_masks(part: PlacedRows) -> MaskRows:
+def _inline_rows(part: PlacedRows) -> MaskRows | ScoreRows:
     assert isinstance(part.segment, InlineSegment)
-    assert isinstance(part.segment.data, MaskRows)
+    assert isinstance(part.segment.data, RaggedRows)
     return part.segment.data
 
 
-def join_masks(parts: Sequence[tuple[int, MaskRows]], *, rows: int) -> MaskRows:
-    """CSR rows of the whole chunk from disjoint parts with their first rows, in any order."""
+def join_rows(kind: type[Ragged], parts: RaggedParts, *, rows: int) -> Ragged:
+    """Rows of the whole chunk from disjoint parts with their first rows, in any order."""
     ordered = sorted(parts, key=lambda part: part[0])
     counts_N = np.zeros(rows, np.int64)
-    for start, masks in ordered:
-        counts_N[start : start + len(masks)] = np.diff(masks.starts_N)
+    for start, part in ordered:
+        counts_N[start : start + len(part)] = np.diff(part.starts_N)
     starts_N = np.zeros(rows + 1, np.int64)
     np.cumsum(counts_N, out=starts_N[1:])
-    ids = [masks.ids_M for _, masks in ordered]
-    return MaskRows(starts_N, np.concatenate(ids) if ids else np.zeros(0, np.int32))
+    values = [part.values_M for _, part in ordered]
+    return kind(starts_N, np.concatenate(values) if values else np.zeros(0, kind.dtype))
+
+
+def follow(masks: MaskRows, parts: RaggedParts) -> NDArray[np.float32]:
+    """One logprob per kept id, NaN where none was reported. Raises RowsDisagree."""
+    logprobs_M = np.full(len(masks.ids_M), np.nan, np.float32)
+    for start, scores in parts:
+        stop = start + len(scores)
+        wanted_N = np.diff(masks.starts_N[start : stop + 1])
+        differs_N = np.diff(scores.starts_N) != wanted_N
+        if differs_N.any():
+            row = int(differs_N.argmax())
+            counts = (len(scores[row]), int(wanted_N[row]))
+            raise RowsDisagree(
+                "sampling_mask_logprobs", "sampling_mask", row=start + row, counts=counts
+            )
+        logprobs_M[masks.starts_N[start] : masks.starts_N[stop]] = scores.values_M
+    return logprobs_M
 
 
 def _micro_batch(
@@ -160,10 +203,7 @@ def _micro_batch(
     chunk: Chunk,
     rows: RankRows,
     align: Align,
-    routing_NLK: RowArray | None,
-    valid_N: NDArray[np.bool_],
-    choice: LayerChoice | None,
-    masks: MaskRows,
+    found: FoundRows,
 ) -> RankMicroBatch:
     versions_N = rows.weight_versions_N
     return RankMicroBatch(
@@ -186,9 +226,10 @@ def _micro_batch(
         env_names=tuple(span.env_name for span in chunk.spans),
         policy_versions=tuple(span.policy_version for span in chunk.spans),
         packed_positions=rows.positions_N,
-        routed_experts=None if routing_NLK is None else routing_NLK[None],
-        layer_ids=() if choice is None else choice.layer_ids,
-        routing_valid=valid_N[None],
-        mask_starts=masks.starts_N,
-        mask_ids=masks.ids_M,
+        routed_experts=None if found.routing_NLK is None else found.routing_NLK[None],
+        layer_ids=() if found.choice is None else found.choice.layer_ids,
+        routing_valid=found.valid_N[None],
+        mask_starts=found.masks.starts_N,
+        mask_ids=found.masks.ids_M,
+        mask_logprobs=found.logprobs_M,
     )

@@ -20,6 +20,7 @@ FeedError (sideband.errors)
 ├── StepUnfinished          the trainer went on before it took every micro batch
 ├── ModelMismatch           the trainer's model is not the one that was sampled
 ├── NoPayloadRoot           rows come by handle and the trainer gave no payload root
+├── RowsDisagree            rows of two fields that are about the same thing differ in length
 ├── RankReadFailed          rows could not be read, after all attempts: file, range, attempts
 ├── FeedClosed              close() was called
 └── WrongProcess            made in one process and used in another: a fork has none of its threads
@@ -179,6 +180,16 @@ class NoPayloadRoot(FeedError):
     def __init__(self, step: int) -> None:
         self.step = step
         super().__init__(f"step {step} comes by handle: RankFeed needs payload_root")
+
+
+class RowsDisagree(FeedError):
+    """A field says one thing of each element of another one, and their rows differ in length."""
+
+    def __init__(self, field: str, follows: str, *, row: int, counts: tuple[int, int]) -> None:
+        self.field, self.follows, self.row, self.counts = field, follows, row, counts
+        super().__init__(
+            f"row {row} of {field} has {counts[0]} values, {follows} keeps {counts[1]} there"
+        )
 
 
 class RankReadFailed(FeedError):

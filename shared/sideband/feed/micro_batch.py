@@ -22,6 +22,8 @@ class RankMicroBatch:
     always about the input token. ``routed_experts`` is None when the whole packed row has no
     routing; where ``routing_valid`` is False its rows hold only the fill. ``layer_ids`` names its
     columns. Row i keeps ``mask_ids[mask_starts[i]:mask_starts[i + 1]]``; no ids: no replay.
+    ``mask_logprobs`` are what the engine gave each kept id, NaN where it did not say; None when
+    it never did in the whole packed row.
     ``cu_seqlens`` are the padded boundaries of the whole packed row, equal on all CP ranks;
     ``sequence_lengths`` are the real lengths, ``sample_ids`` None for padding.
     """
@@ -50,6 +52,7 @@ class RankMicroBatch:
     routing_valid: NDArray[np.bool_]
     mask_starts: NDArray[np.int64]  # [N + 1]
     mask_ids: NDArray[np.int32]
+    mask_logprobs: NDArray[np.float32] | None
 
     def __len__(self) -> int:
         return len(self.input_ids[0])

@@ -16,14 +16,14 @@ from sideband.feed.errors import FeedClosed, RankReadFailed
 from sideband.feed.layers import LayerChoice, RowArray, place_rows
 from sideband.feed.pool import Job, ReadPool
 from sideband.fields import FIELDS
-from sideband.masks.rows import MaskRows
+from sideband.masks.rows import MaskRows, ScoreRows
 from sideband.payload.errors import PayloadError
 from sideband.segments import PayloadSegment
 
 # One job's worth of rows: long enough to pay for a thread's wake-up, short enough that 32 threads
 # share one long file. Edge blocks (256 KiB) are read twice at most, so about 6 % is wasted.
 JOB_BYTES: Final = 4 << 20
-MASK_ROWS_PER_JOB: Final = 8192
+RAGGED_ROWS_PER_JOB: Final = 8192
 
 T = TypeVar("T")
 
@@ -32,9 +32,9 @@ class RowSource(Protocol):
     """What reads need of a payload reader; called from many threads."""
 
     def read_routing(self, segment: PayloadSegment, out: RowArray) -> None: ...
-    def read_masks(
+    def read_ragged(
         self, segment: PayloadSegment, sampled_token_ids_N: NDArray[np.int32]
-    ) -> MaskRows: ...
+    ) -> MaskRows | ScoreRows: ...
     def forget(self, file: str) -> None: ...
     def forget_all(self) -> None: ...
 
@@ -82,32 +82,32 @@ class HandleReads:
 
         self._parts.append((segment, read))
 
-    def masks(
+    def ragged(
         self, placed: Sequence[PlacedRows], token_ids_N: NDArray[np.int32]
-    ) -> list[tuple[int, MaskRows]]:
-        """The kept sets with the first row of each, complete once ``run`` has returned.
+    ) -> list[tuple[int, MaskRows | ScoreRows]]:
+        """Rows of one ragged field with the first row of each part, complete once ``run`` returned.
 
-        ``token_ids_N``: of each row of the chunk, the token that its kept set is about.
+        ``token_ids_N``: of each row of the chunk, the token that was sampled.
         """
-        found: list[tuple[int, MaskRows]] = []
+        found: list[tuple[int, MaskRows | ScoreRows]] = []
         for rows in placed:
             segment = rows.segment
             assert isinstance(segment, PayloadSegment), "inline rows are not read"
             start = rows.start
-            for part in split(segment, rows_max=MASK_ROWS_PER_JOB):
-                self._add_masks(part, start, token_ids_N[start : start + part.rows], found)
+            for part in split(segment, rows_max=RAGGED_ROWS_PER_JOB):
+                self._add_ragged(part, start, token_ids_N[start : start + part.rows], found)
                 start += part.rows
         return found
 
-    def _add_masks(
+    def _add_ragged(
         self,
         segment: PayloadSegment,
         start: int,
         sampled_token_ids_N: NDArray[np.int32],
-        found: list[tuple[int, MaskRows]],
+        found: list[tuple[int, MaskRows | ScoreRows]],
     ) -> None:
         def read() -> None:
-            rows = self._source.read_masks(segment, sampled_token_ids_N)
+            rows = self._source.read_ragged(segment, sampled_token_ids_N)
             found.append((start, rows))  # append is atomic
 
         self._parts.append((segment, read))
@@ -127,8 +127,8 @@ class HandleReads:
         batch_bytes = 0
         for part in parts:
             size = part[0].rows * int(np.prod(part[0].shape)) * np.dtype(part[0].dtype).itemsize
-            if FIELDS[part[0].field].is_ragged:  # the shape only bounds its rows
-                size = part[0].rows * (JOB_BYTES // MASK_ROWS_PER_JOB)
+            if FIELDS[part[0].field].ragged is not None:  # the shape only bounds its rows
+                size = part[0].rows * (JOB_BYTES // RAGGED_ROWS_PER_JOB)
             if batch and batch_bytes + size > JOB_BYTES:
                 jobs.append(self._job(batch))
                 batch, batch_bytes = [], 0

@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sideband.errors import InvalidInput
-from sideband.feed.columns import I32, U8, U32, from_bytes, int32, to_bytes, uint32
+from sideband.feed.columns import U8, U32, from_bytes, to_bytes, uint32
 from sideband.feed.errors import MalformedStep
 from sideband.feed.limits import ROW_TOKENS_MAX
 from sideband.fields import FIELDS, Field
-from sideband.masks.rows import MaskRows
+from sideband.masks.rows import MaskRows, RaggedRows, ScoreRows
+from sideband.masks.rules import problem_of
 from sideband.model import ModelShape, RowDtype
 from sideband.segments import AnySegment, InlineSegment, PayloadSegment
 
@@ -50,7 +51,8 @@ class HandlesWire(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class InlineWire(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """One inline segment: routing rows in ``data``, or mask counts in ``data`` and their ids."""
+    """One inline segment: routing rows in ``data``; of ragged rows the counts in ``data`` and the
+    values in ``ids``."""
 
     field: Field
     pos: int
@@ -110,10 +112,11 @@ def decode_handles(element: str, wire: HandlesWire) -> tuple[PayloadSegment, ...
 def encode_inline(segment: InlineSegment, model: ModelShape) -> InlineWire:
     """One inline segment; its arrays are not copied before they are written out."""
     data = segment.data
-    if isinstance(data, MaskRows):
+    if isinstance(data, RaggedRows):
+        kind = FIELDS[segment.field].kind(model)
         counts = to_bytes(np.diff(data.starts_N), U32)
-        ids = to_bytes(data.ids_M, I32)
-        return InlineWire(segment.field, segment.pos, "int32", (model.vocab_size,), counts, ids)
+        values = to_bytes(data.values_M, data.dtype.newbyteorder("<"))
+        return InlineWire(segment.field, segment.pos, *kind, counts, values)
     dtype: RowDtype = "uint8" if data.dtype == np.uint8 else "uint16"
     body = to_bytes(data, data.dtype.newbyteorder("<"))
     return InlineWire(segment.field, segment.pos, dtype, data.shape[1:], body, memoryview(b""))
@@ -124,27 +127,32 @@ def decode_inline(element: str, wire: InlineWire, model: ModelShape) -> InlineSe
     if not 0 <= wire.pos < ROW_TOKENS_MAX:
         raise MalformedStep(f"{element}.pos", f"must lie in [0, {ROW_TOKENS_MAX})")
     check_kind(element, KindWire(wire.field, wire.dtype, wire.shape), model)
-    if FIELDS[wire.field].is_ragged:
-        masks = _decode_masks(element, wire, vocab_size=model.vocab_size)
-        return InlineSegment(field=wire.field, pos=wire.pos, data=masks)
+    ragged = FIELDS[wire.field].ragged
+    if ragged is not None:
+        rows = _decode_ragged(element, wire, ragged, vocab_size=model.vocab_size)
+        return InlineSegment(field=wire.field, pos=wire.pos, data=rows)
     return InlineSegment(field=wire.field, pos=wire.pos, data=_decode_rows(element, wire, model))
 
 
-def _decode_masks(element: str, wire: InlineWire, *, vocab_size: int) -> MaskRows:
+def _decode_ragged(
+    element: str,
+    wire: InlineWire,
+    ragged: type[MaskRows] | type[ScoreRows],
+    *,
+    vocab_size: int,
+) -> MaskRows | ScoreRows:
     counts = uint32(f"{element}.data", wire.data)
     if len(counts) == 0:
         raise MalformedStep(f"{element}.data", "a segment holds at least one row")
     starts = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
-    ids = int32(f"{element}.ids", wire.ids, count=int(starts[-1]))
-    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= vocab_size):
-        raise MalformedStep(f"{element}.ids", f"must lie in [0, {vocab_size})")
-    ascends = np.diff(ids) > 0
-    firsts = starts[1:-1]
-    ascends[firsts[(firsts > 0) & (firsts < len(ids))] - 1] = True  # a new row may begin lower
-    if not ascends.all():
-        raise MalformedStep(f"{element}.ids", "must ascend, each once, within a row")
-    return MaskRows(starts, ids)
+    little = ragged.dtype.newbyteorder("<")
+    values = from_bytes(f"{element}.ids", wire.ids, little, count=int(starts[-1]))
+    rows = ragged(starts, values.view(ragged.dtype))
+    problem = problem_of(rows, vocab_size=vocab_size)
+    if problem is not None:
+        raise MalformedStep(f"{element}.ids", problem)
+    return rows
 
 
 def _decode_rows(

@@ -1,64 +1,95 @@
-"""Kept sets of sampled tokens as CSR rows in memory.
+"""Rows of different length as CSR in memory: kept sets of sampled tokens, and what is said of them.
 
-Legend: N rows, M kept ids in all.
+Legend: N rows, M values in all.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+Value = TypeVar("Value", bound=np.generic)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MaskRows:
-    """Row i keeps ``ids_M[starts_N[i]:starts_N[i + 1]]``: ascending, unique vocabulary ids.
+class RaggedRows(Generic[Value]):
+    """Row i holds ``values_M[starts_N[i]:starts_N[i + 1]]``.
 
-    ``starts_N`` has N + 1 entries and begins with 0. An empty row means "no replay" (tool and
-    environment tokens); a greedy row keeps exactly one id. The two are never mixed up.
+    ``starts_N`` has N + 1 entries and begins with 0. An empty row means "none".
     """
 
     starts_N: NDArray[np.int64]
-    ids_M: NDArray[np.int32]
+    values_M: NDArray[Value]
+
+    dtype: ClassVar[np.dtype[np.generic]]
 
     def __len__(self) -> int:
         return len(self.starts_N) - 1
 
-    def __getitem__(self, index: int) -> NDArray[np.int32]:
-        """The kept ids of one row."""
+    def __getitem__(self, index: int) -> NDArray[Value]:
+        """The values of one row."""
         if not 0 <= index < len(self):
             raise IndexError(index)
-        return self.ids_M[self.starts_N[index] : self.starts_N[index + 1]]
+        return self.values_M[self.starts_N[index] : self.starts_N[index + 1]]
 
-    def slice(self, start: int, stop: int) -> "MaskRows":
-        """Rows [start, stop); shares memory of the ids."""
+    def slice(self, start: int, stop: int) -> Self:
+        """Rows [start, stop); shares memory of the values."""
         assert 0 <= start <= stop <= len(self), "a row range outside the rows is the caller's bug"
         first, last = self.starts_N[start], self.starts_N[stop]
-        return MaskRows(self.starts_N[start : stop + 1] - first, self.ids_M[first:last])
+        return type(self)(self.starts_N[start : stop + 1] - first, self.values_M[first:last])
 
-    def with_ids(self) -> "MaskRows":
-        """The rows that keep ids, in order; shares memory of the ids."""
+    def with_ids(self) -> Self:
+        """The rows that keep ids, in order; shares memory of the values."""
         has_ids_N = self.starts_N[1:] > self.starts_N[:-1]
         if has_ids_N.all():
             return self
-        return MaskRows(np.append(self.starts_N[:-1][has_ids_N], self.starts_N[-1]), self.ids_M)
+        starts_N = np.append(self.starts_N[:-1][has_ids_N], self.starts_N[-1])
+        return type(self)(starts_N, self.values_M)
 
-    def equals(self, other: "MaskRows") -> bool:
-        """Bitwise equality of both arrays."""
-        return np.array_equal(self.starts_N, other.starts_N) and np.array_equal(
-            self.ids_M, other.ids_M
+    def equals(self, other: "RaggedRows[Any]") -> bool:
+        """Bitwise equality of both arrays, and of what they are."""
+        return type(self) is type(other) and (
+            np.array_equal(self.starts_N, other.starts_N)
+            and self.values_M.dtype == other.values_M.dtype
+            and self.values_M.tobytes() == other.values_M.tobytes()
         )
 
-    @staticmethod
-    def empty(rows: int) -> "MaskRows":
-        """``rows`` rows without replay."""
-        return MaskRows(np.zeros(rows + 1, np.int64), np.zeros(0, np.int32))
+    @classmethod
+    def empty(cls, rows: int) -> Self:
+        """``rows`` empty rows."""
+        return cls(np.zeros(rows + 1, np.int64), np.zeros(0, cls.dtype))
 
-    @staticmethod
-    def concatenate(parts: "list[MaskRows]") -> "MaskRows":
+    @classmethod
+    def concatenate(cls, parts: Sequence[Self]) -> Self:
         """All rows of all parts, in order."""
         if not parts:
-            return MaskRows.empty(0)
+            return cls.empty(0)
         counts = np.concatenate([np.diff(part.starts_N) for part in parts])
         starts = np.zeros(len(counts) + 1, np.int64)
         np.cumsum(counts, out=starts[1:])
-        return MaskRows(starts, np.concatenate([part.ids_M for part in parts]))
+        return cls(starts, np.concatenate([part.values_M for part in parts]))
+
+
+class MaskRows(RaggedRows[np.int32]):
+    """Kept sets: ascending, unique vocabulary ids per row.
+
+    An empty row means "no replay" (tool and environment tokens); a greedy row keeps exactly one
+    id. The two are never mixed up.
+    """
+
+    __slots__ = ()
+    dtype = np.dtype(np.int32)
+
+    @property
+    def ids_M(self) -> NDArray[np.int32]:
+        """The kept ids of all rows."""
+        return self.values_M
+
+
+class ScoreRows(RaggedRows[np.float32]):
+    """Log-probabilities of kept ids, in the order of the ids: as many in a row as it keeps."""
+
+    __slots__ = ()
+    dtype = np.dtype(np.float32)

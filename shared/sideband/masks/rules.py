@@ -1,28 +1,30 @@
-"""Questions about kept sets, answered by whole arrays: cost grows with kept ids only.
+"""Questions about kept sets and their scores, answered by whole arrays: cost grows with ids only.
 
 Legend: N rows, M kept ids in all.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from sideband.masks.rows import MaskRows
+from sideband.masks.rows import MaskRows, RaggedRows, ScoreRows
 
 
-def starts_agree(masks: MaskRows) -> bool:
-    """Whether the starts begin with 0, never run backwards and end with the number of ids."""
-    starts_N = masks.starts_N
+def starts_agree(rows: RaggedRows[Any]) -> bool:
+    """Whether the starts begin with 0, never run backwards and end with the number of values."""
+    starts_N = rows.starts_N
     return bool(
         starts_N.ndim == 1
-        and masks.ids_M.ndim == 1
+        and rows.values_M.ndim == 1
         and len(starts_N) > 0
         and starts_N[0] == 0
-        and starts_N[-1] == len(masks.ids_M)
+        and starts_N[-1] == len(rows.values_M)
         and (starts_N[1:] >= starts_N[:-1]).all()
     )
 
 
-def runs_with_ids(masks: MaskRows) -> list[tuple[int, int]]:
+def runs_with_ids(masks: RaggedRows[Any]) -> list[tuple[int, int]]:
     """The maximal ranges [first, last) of rows that keep ids, ascending."""
     has_ids_N = masks.starts_N[1:] > masks.starts_N[:-1]
     edges = np.flatnonzero(np.diff(has_ids_N, prepend=False, append=False))
@@ -30,12 +32,12 @@ def runs_with_ids(masks: MaskRows) -> list[tuple[int, int]]:
     return [(first, last) for first, last in pairs]
 
 
-def row_of_each_id(masks: MaskRows) -> NDArray[np.int64]:
+def row_of_each_id(masks: RaggedRows[Any]) -> NDArray[np.int64]:
     """For each kept id, the row that keeps it."""
     return np.repeat(np.arange(len(masks), dtype=np.int64), np.diff(masks.starts_N))
 
 
-def row_of_id(masks: MaskRows, index: int) -> int:
+def row_of_id(masks: RaggedRows[Any], index: int) -> int:
     """The row that keeps the id at ``index``."""
     return int(np.searchsorted(masks.starts_N, index, side="right")) - 1
 
@@ -61,3 +63,31 @@ def first_row_without(masks: MaskRows, token_ids_N: NDArray[np.int32]) -> int | 
     found[row_of_each_id(masks)[is_kept]] = True
     missing = np.flatnonzero(~found & (counts > 0))
     return int(missing[0]) if len(missing) else None
+
+
+def first_row_with(
+    masks: MaskRows, token_ids_N: NDArray[np.int32], marked_M: NDArray[np.bool_]
+) -> int | None:
+    """The first row whose token of ``token_ids_N`` is a kept id that is marked, or None."""
+    is_sampled_M = masks.ids_M == np.repeat(token_ids_N, np.diff(masks.starts_N))
+    found = np.flatnonzero(is_sampled_M & marked_M)
+    return row_of_id(masks, int(found[0])) if len(found) else None
+
+
+def first_bad_score(scores: ScoreRows) -> int | None:
+    """The first row with a value that no logprob has: not a number, or infinitely likely."""
+    wrong = np.flatnonzero(np.isnan(scores.values_M) | np.isposinf(scores.values_M))
+    return row_of_id(scores, int(wrong[0])) if len(wrong) else None
+
+
+def problem_of(rows: MaskRows | ScoreRows, *, vocab_size: int) -> str | None:
+    """The first rule that the values break, as "must …"; None when they keep all.
+
+    A value of a score row may be -inf: an id that was kept and never drawn.
+    """
+    if isinstance(rows, ScoreRows):
+        return None if first_bad_score(rows) is None else "must be numbers below infinity"
+    ids_M = rows.ids_M
+    if len(ids_M) and (int(ids_M.min()) < 0 or int(ids_M.max()) >= vocab_size):
+        return f"must lie in [0, {vocab_size})"
+    return None if first_unsorted_row(rows) is None else "must ascend, each once, within a row"

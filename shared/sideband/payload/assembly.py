@@ -9,11 +9,21 @@ from itertools import pairwise
 
 import numpy as np
 
+from sideband.fields import FIELDS
 from sideband.ids import RequestId, RunId
+from sideband.masks.rows import ScoreRows
 from sideband.masks.rules import runs_with_ids
 from sideband.model import ModelShape, RowDtype
 from sideband.payload.columns import MaskColumn, RoutingRows
-from sideband.payload.encodings import MASK_ENCODINGS, RAW, Encodings, mask_blocks, routing_blocks
+from sideband.payload.encodings import (
+    CSR_F32,
+    MASK_ENCODINGS,
+    RAW,
+    Encodings,
+    mask_blocks,
+    routing_blocks,
+    score_blocks,
+)
 from sideband.payload.errors import HeaderTooLarge
 from sideband.payload.header import PayloadHeader, Run, Section, encode_front, front_bytes
 from sideband.payload.layout import BLOCK_BYTES_MAX, BLOCK_ENTRY, Buffer, aligned, checksum
@@ -120,6 +130,25 @@ def mask_part(choice: int, column: MaskColumn, model: ModelShape, encodings: Enc
             (last - first, encoding.encode_block(rows, sampled_N[first:last], model.vocab_size))
             for first, last in pairwise(bounds)
             for rows in (masks.slice(first, last),)
+        ],
+    )
+
+
+def score_part(choice: int, column: MaskColumn, scores: ScoreRows, model: ModelShape) -> Part:
+    """The logprobs of the rows that keep ids: where the kept sets have gaps there are none."""
+    kept = scores.with_ids()
+    dtype, shape = FIELDS["sampling_mask_logprobs"].kind(model)
+    return Part(
+        choice=choice,
+        field="sampling_mask_logprobs",
+        encoding=CSR_F32.name,
+        dtype=dtype,
+        shape=shape,
+        layer_ids=(),
+        runs=_runs(column.pos, runs_with_ids(scores)),
+        blocks=[
+            (last - first, CSR_F32.encode_block(kept.slice(first, last)))
+            for first, last in pairwise(score_blocks(kept, CSR_F32))
         ],
     )
 

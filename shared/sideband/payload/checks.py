@@ -1,18 +1,26 @@
 """What rows must be before they are written or go inline: one check for both forms.
 
 Errors: WrongRowShape, IdOutOfRange, MalformedMask, VocabularyIdOutOfRange, UnsortedMask,
-SampledTokenNotKept (all PayloadRefused).
+SampledTokenNotKept, MalformedScores (all PayloadRefused).
 """
 
 import numpy as np
 
-from sideband.masks.rows import MaskRows
-from sideband.masks.rules import first_row_without, first_unsorted_row, row_of_id, starts_agree
+from sideband.masks.rows import MaskRows, ScoreRows
+from sideband.masks.rules import (
+    first_bad_score,
+    first_row_with,
+    first_row_without,
+    first_unsorted_row,
+    row_of_id,
+    starts_agree,
+)
 from sideband.model import ModelShape
 from sideband.payload.columns import MaskColumn, RoutingRows, RowArray
 from sideband.payload.refusals import (
     IdOutOfRange,
     MalformedMask,
+    MalformedScores,
     SampledTokenNotKept,
     UnsortedMask,
     VocabularyIdOutOfRange,
@@ -70,6 +78,21 @@ def check_masks(column: MaskColumn, model: ModelShape) -> None:
     if row is not None:
         token_id = int(column.sampled_token_ids_N[row])
         raise SampledTokenNotKept(pos=pos + row, token_id=token_id)
+    if column.scores is not None:
+        _check_scores(column, column.scores)
+
+
+def _check_scores(column: MaskColumn, scores: ScoreRows) -> None:
+    """One logprob per kept id, each a number; a token that was drawn is not impossible."""
+    if not starts_agree(scores):
+        rule = f"{len(scores.values_M)} logprobs for {len(column.masks.ids_M)} kept ids"
+        raise MalformedScores(rule)
+    row = first_bad_score(scores)
+    if row is not None:
+        raise MalformedScores(f"position {column.pos + row} has one that is not below infinity")
+    row = first_row_with(column.masks, column.sampled_token_ids_N, np.isneginf(scores.values_M))
+    if row is not None:
+        raise MalformedScores(f"position {column.pos + row} gives -inf to its sampled token")
 
 
 def _check_vocabulary(pos: int, masks: MaskRows, vocab_size: int) -> None:

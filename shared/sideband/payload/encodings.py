@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sideband.errors import InvalidInput
-from sideband.masks import csr_bits, others_rice
-from sideband.masks.rows import MaskRows
+from sideband.fields import Field
+from sideband.masks import csr_bits, csr_floats, others_rice
+from sideband.masks.rows import MaskRows, ScoreRows
 from sideband.payload.columns import RowArray
 from sideband.payload.layout import BLOCK_BYTES_TARGET, Buffer
 
@@ -72,6 +73,24 @@ class MaskEncoding:
         return [part.data for part in self.parts_of(masks, sampled_N, vocab_size) if len(part)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreEncoding:
+    """Scores of kept ids as blocks; ``bytes_before`` and ``bytes_min`` as those of kept sets.
+
+    ``decode_block(stored, rows, vocab_size)`` raises InvalidInput on bytes that no writer makes.
+    """
+
+    name: str
+    parts_of: Callable[[ScoreRows], list[NDArray[np.uint8]]]
+    decode_block: Callable[[memoryview, int, int], ScoreRows]
+    bytes_before: Callable[[ScoreRows], NDArray[np.int64]]
+    bytes_min: tuple[int, int]
+
+    def encode_block(self, scores: ScoreRows) -> list[Buffer]:
+        """The block's bytes in parts, empty ones left out."""
+        return [part.data for part in self.parts_of(scores) if len(part)]
+
+
 def _encode_raw(rows_NLK: RowArray) -> list[Buffer]:
     return [np.ascontiguousarray(rows_NLK).data.cast("B")]
 
@@ -97,9 +116,21 @@ OTHERS_RICE: Final = MaskEncoding(
     bytes_before=others_rice.bytes_before,
     bytes_min=(1, 0),
 )
+CSR_F32: Final = ScoreEncoding(
+    name="csr-f32",
+    parts_of=csr_floats.encode_block,
+    decode_block=csr_floats.decode_block,
+    bytes_before=csr_floats.bytes_before,
+    bytes_min=(csr_floats.START_BYTES, csr_floats.START_BYTES),
+)
 ROUTING_ENCODINGS: Final[Mapping[str, RoutingEncoding]] = MappingProxyType({RAW.name: RAW})
 MASK_ENCODINGS: Final[Mapping[str, MaskEncoding]] = MappingProxyType(
     {encoding.name: encoding for encoding in (OTHERS_RICE, CSR_BITS)}
+)
+
+SCORE_ENCODINGS: Final[Mapping[str, ScoreEncoding]] = MappingProxyType({CSR_F32.name: CSR_F32})
+RAGGED_ENCODINGS: Final[Mapping[Field, Mapping[str, MaskEncoding | ScoreEncoding]]] = (
+    MappingProxyType({"sampling_mask": MASK_ENCODINGS, "sampling_mask_logprobs": SCORE_ENCODINGS})
 )
 
 
@@ -127,9 +158,18 @@ def routing_blocks(rows: int, row_size_bytes: int) -> list[int]:
 
 def mask_blocks(masks: MaskRows, vocab_size: int, encoding: MaskEncoding) -> list[int]:
     """The same for kept sets, whose rows differ in size."""
-    before_N = encoding.bytes_before(masks, vocab_size)
+    return _bounds(encoding.bytes_before(masks, vocab_size))
+
+
+def score_blocks(scores: ScoreRows, encoding: ScoreEncoding) -> list[int]:
+    """The same for scores."""
+    return _bounds(encoding.bytes_before(scores))
+
+
+def _bounds(before_N: NDArray[np.int64]) -> list[int]:
+    """Boundaries of blocks, given the bytes before each row and before the end."""
     bounds = [0]
-    while bounds[-1] < len(masks):
+    while bounds[-1] < len(before_N) - 1:
         # Monotone, so each next boundary is one binary search away.
         limit = int(before_N[bounds[-1]] - before_N[0]) + BLOCK_BYTES_TARGET
         reached = int(np.searchsorted(before_N, limit, side="right")) - 1

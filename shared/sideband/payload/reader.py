@@ -11,7 +11,8 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sideband.masks.rows import MaskRows
+from sideband.fields import FIELDS
+from sideband.masks.rows import MaskRows, ScoreRows
 from sideband.model import ModelShape
 from sideband.payload.blocks import verify_blocks
 from sideband.payload.columns import RowArray
@@ -34,7 +35,7 @@ from sideband.payload.io import read_exactly
 from sideband.payload.layout import PREFIX_BYTES
 from sideband.payload.paths import PayloadPath, parse_path
 from sideband.payload.root import PayloadRoot
-from sideband.payload.rows import read_mask_rows, read_routing_rows
+from sideband.payload.rows import read_mask_rows, read_routing_rows, read_score_rows
 from sideband.payload.sections import check_index, check_sections
 from sideband.segments import PayloadSegment
 
@@ -79,6 +80,19 @@ class PayloadReader:
         assert len(sampled_token_ids_N) == segment.rows, "one token for each row"
         with self._files.use(segment.file) as payload:
             return read_mask_rows(payload, segment, sampled_token_ids_N)
+
+    def read_ragged(
+        self, segment: PayloadSegment, sampled_token_ids_N: NDArray[np.int32]
+    ) -> MaskRows | ScoreRows:
+        """The rows of any field about sampled tokens whose rows differ in length.
+
+        Kept sets are those of ``read_masks``. Scores are read alone: whether they have the lengths
+        of their kept sets is known to who reads both.
+        """
+        if FIELDS[segment.field].ragged is not ScoreRows:
+            return self.read_masks(segment, sampled_token_ids_N)
+        with self._files.use(segment.file) as payload:
+            return read_score_rows(payload, segment)
 
     def header(self, file: str) -> PayloadHeader:
         """The checked header of a file."""

@@ -3,6 +3,7 @@
 PayloadRefused
 ├── WrongRowShape, IdOutOfRange
 ├── MalformedMask, VocabularyIdOutOfRange, UnsortedMask, SampledTokenNotKept
+├── MalformedScores
 └── DuplicateChoice
 """
 
@@ -35,6 +36,14 @@ class MalformedMask(PayloadRefused):
     def __init__(self, reason: str) -> None:
         self.reason = reason
         super().__init__(f"malformed mask: {reason}")
+
+
+class MalformedScores(PayloadRefused):
+    """Logprobs of kept ids that are not one for each id, or that no sampling has."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"malformed logprobs of kept ids: {reason}")
 
 
 class VocabularyIdOutOfRange(PayloadRefused):

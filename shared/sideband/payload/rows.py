@@ -10,10 +10,15 @@ from numpy.typing import NDArray
 
 from sideband.errors import InvalidInput
 from sideband.masks.errors import TokenNotOfRow
-from sideband.masks.rows import MaskRows
+from sideband.masks.rows import MaskRows, ScoreRows
 from sideband.payload.blocks import Block, blocks_of, read_verified, scratch_block
 from sideband.payload.columns import RowArray
-from sideband.payload.encodings import MASK_ENCODINGS, ROUTING_ENCODINGS, RoutingEncoding
+from sideband.payload.encodings import (
+    MASK_ENCODINGS,
+    ROUTING_ENCODINGS,
+    SCORE_ENCODINGS,
+    RoutingEncoding,
+)
 from sideband.payload.errors import (
     BlockMalformed,
     SampledTokenMismatch,
@@ -85,6 +90,23 @@ def read_mask_rows(
             raise BlockMalformed(payload.file, block=block.number, reason=str(exc)) from exc
         parts.append(rows)
     return parts[0] if len(parts) == 1 else MaskRows.concatenate(parts)
+
+
+def read_score_rows(payload: OpenPayload, segment: PayloadSegment) -> ScoreRows:
+    """The scores of the segment, N rows."""
+    opened = _section_of(payload, segment, segment.field)
+    encoding = SCORE_ENCODINGS.get(opened.section.encoding)
+    if encoding is None:
+        raise UnsupportedEncoding(payload.file, opened.section.encoding)
+    parts = []
+    for block in blocks_of(opened, segment):
+        stored = scratch_block(payload, block)
+        try:
+            rows = encoding.decode_block(stored, block.rows, segment.shape[0])
+        except InvalidInput as exc:
+            raise BlockMalformed(payload.file, block=block.number, reason=str(exc)) from exc
+        parts.append(rows if block.is_whole else rows.slice(block.first, block.last))
+    return parts[0] if len(parts) == 1 else ScoreRows.concatenate(parts)
 
 
 def _section_of(payload: OpenPayload, segment: PayloadSegment, field: Field) -> OpenSection:

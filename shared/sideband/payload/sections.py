@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from sideband.errors import InvalidInput
 from sideband.fields import FIELDS, Field
 from sideband.model import ModelShape
-from sideband.payload.encodings import MASK_ENCODINGS, RAW
+from sideband.payload.encodings import RAGGED_ENCODINGS, RAW
 from sideband.payload.errors import HeaderCorrupt, SectionsMisplaced
 from sideband.payload.header import PayloadHeader, Section
 from sideband.payload.layout import BLOCK_BYTES_MAX, aligned
@@ -103,10 +103,10 @@ def _sizes(section: Section) -> tuple[int, tuple[int, int]]:
     declared = FIELDS.get(cast("Field", section.field))
     if declared is None:
         return 0, (0, 0)
-    if not declared.is_ragged:
+    if declared.ragged is None:
         return row_size_bytes(section) if section.encoding == RAW.name else 0, (0, 0)
-    masks = MASK_ENCODINGS.get(section.encoding)
-    return 0, masks.bytes_min if masks is not None else (0, 0)
+    encoding = RAGGED_ENCODINGS[declared.name].get(section.encoding)
+    return 0, encoding.bytes_min if encoding is not None else (0, 0)
 
 
 def row_size_bytes(section: Section) -> int:

@@ -16,7 +16,15 @@ import numpy as np
 from sideband.errors import InvalidInput
 from sideband.ids import RequestId, check_id
 from sideband.model import ModelShape
-from sideband.payload.assembly import Part, PlacedFile, Ranges, mask_part, place, routing_part
+from sideband.payload.assembly import (
+    Part,
+    PlacedFile,
+    Ranges,
+    mask_part,
+    place,
+    routing_part,
+    score_part,
+)
 from sideband.payload.checks import check_masks, valid_runs
 from sideband.payload.columns import ChoicePayload, RoutingRows
 from sideband.payload.encodings import DEFAULT_ENCODINGS, Encodings
@@ -63,15 +71,14 @@ class _Request:
     def routings(self) -> list[tuple[int, RoutingRows]]:
         return [(c.choice, c.routing) for c in self.choices if c.routing is not None]
 
-    def placed(self, ranges: Mapping[int, Ranges], masks: Mapping[int, Part]) -> PlacedFile:
-        """The file of the routing rows in ``ranges`` and of ``masks``, both by choice."""
+    def placed(self, ranges: Mapping[int, Ranges], sampled: Mapping[int, list[Part]]) -> PlacedFile:
+        """The file of the routing rows in ``ranges`` and of what was ``sampled``, by choice."""
         parts: list[Part] = []
         for choice in self.choices:
             if choice.routing is not None:
                 found = ranges[choice.choice]
                 parts.append(routing_part(choice.choice, choice.routing, found, self.model))
-            if choice.choice in masks:
-                parts.append(masks[choice.choice])
+            parts += sampled.get(choice.choice, [])
         return place(
             [part for part in parts if part.blocks],
             run_id=self.root.run_id,
@@ -108,16 +115,16 @@ def write_payload(
         model=model,
         choices=choices,
     )
-    masks = _checked_masks(choices, model, encodings)
+    sampled = _checked_masks(choices, model, encodings)
     path = new_path(policy_version, root.run_id, request_id)
     ranges: Mapping[int, Ranges] | None = None
     if _is_worth_overlapping(request):
-        file, ranges = _write_while_checking(request, masks, path)
+        file, ranges = _write_while_checking(request, sampled, path)
         if file is not None and ranges is not None:
             return _report(request, path, file, ranges)
     if ranges is None:
         ranges = {choice: valid_runs(routing, model) for choice, routing in request.routings}
-    file = request.placed(ranges, masks)
+    file = request.placed(ranges, sampled)
     if file.parts:
         front = file.front()
         with published(root, path) as fd:
@@ -137,12 +144,16 @@ def _check_choices(choices: Sequence[ChoicePayload]) -> None:
 
 def _checked_masks(
     choices: Sequence[ChoicePayload], model: ModelShape, encodings: Encodings
-) -> dict[int, Part]:
-    parts: dict[int, Part] = {}
+) -> dict[int, list[Part]]:
+    parts: dict[int, list[Part]] = {}
     for choice in choices:
-        if choice.masks is not None:
-            check_masks(choice.masks, model)
-            parts[choice.choice] = mask_part(choice.choice, choice.masks, model, encodings)
+        column = choice.masks
+        if column is None:
+            continue
+        check_masks(column, model)
+        parts[choice.choice] = [mask_part(choice.choice, column, model, encodings)]
+        if column.scores is not None:
+            parts[choice.choice].append(score_part(choice.choice, column, column.scores, model))
     return parts
 
 
@@ -167,7 +178,7 @@ class _StartOver(Exception):  # it leaves no function of this module
 
 
 def _write_while_checking(
-    request: _Request, masks: Mapping[int, Part], path: PayloadPath
+    request: _Request, sampled: Mapping[int, list[Part]], path: PayloadPath
 ) -> tuple[PlacedFile | None, dict[int, Ranges] | None]:
     """Write and sync the body as if no row were invalid while it is checked; then the front.
 
@@ -179,7 +190,7 @@ def _write_while_checking(
         choice: [(0, len(routing.rows_NLK))] if len(routing.rows_NLK) else []
         for choice, routing in request.routings
     }
-    file = request.placed(whole, masks)
+    file = request.placed(whole, sampled)
     ranges: dict[int, Ranges] = {}
     try:
         with (

@@ -30,6 +30,7 @@ def samples(
         prompt_tokens=draw(st.integers(1, tokens - 1)),
         form=draw(st.sampled_from(forms)),
         with_masks=draw(st.booleans()),
+        with_scores=draw(st.booleans()),
         with_weight_versions=draw(st.booleans()),
         model=draw(st.sampled_from(models)),
         breaks=draw(st.lists(position, max_size=3)),

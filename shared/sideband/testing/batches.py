@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from sideband.batch.columns import Runs
 from sideband.batch.types import Sample
+from sideband.fields import FIELDS, Field
 from sideband.ids import RolloutId, SampleId
-from sideband.masks.rows import MaskRows
+from sideband.masks.rows import MaskRows, ScoreRows
 from sideband.model import ModelShape
-from sideband.segments import AnySegment, Field, Form, InlineSegment, PayloadSegment
+from sideband.segments import AnySegment, Form, InlineSegment, PayloadSegment
 
 WIDE_MODEL: Final = ModelShape(
     num_layers=7, layer_ids=(1, 2, 5), top_k=2, id_space=300, vocab_size=5003
@@ -62,6 +63,11 @@ def masks_of(serial: int, token_ids_T: NDArray[np.int32], model: ModelShape) -> 
     return MaskRows(starts, kept[kept < model.vocab_size].astype(np.int32))
 
 
+def scores_of(masks: MaskRows) -> ScoreRows:
+    """A logprob for each kept id, a function of the id alone."""
+    return ScoreRows(masks.starts_N, (-(masks.ids_M + 1) / 64).astype(np.float32))
+
+
 def routing_segment(
     serial: int, start: int, stop: int, *, form: Form, model: ModelShape = WIDE_MODEL
 ) -> AnySegment:
@@ -82,17 +88,35 @@ def mask_segment(
     return InlineSegment(field="sampling_mask", pos=start, data=masks_of(serial, token_ids, model))
 
 
+def score_segment(
+    serial: int, start: int, stop: int, *, form: Form, model: ModelShape = WIDE_MODEL
+) -> AnySegment:
+    """Logprobs of the kept ids at positions [start, stop) of sequence ``serial``."""
+    if form == "handle":
+        return _handle(serial, start, stop, "sampling_mask_logprobs", model)
+    token_ids = token_ids_of(serial, np.arange(start, stop), model)
+    scores = scores_of(masks_of(serial, token_ids, model))
+    return InlineSegment(field="sampling_mask_logprobs", pos=start, data=scores)
+
+
+SEGMENT_MAKERS: Final = {
+    "routed_experts": routing_segment,
+    "sampling_mask": mask_segment,
+    "sampling_mask_logprobs": score_segment,
+}
+
+
 def _handle(serial: int, start: int, stop: int, field: Field, model: ModelShape) -> PayloadSegment:
-    is_routing = field == "routed_experts"
+    dtype, shape = FIELDS[field].kind(model)
     return PayloadSegment(
         field=field,
         file=f"v0/run/{serial % 256:02x}/request-{serial}.sbp",
-        offset=4096 if is_routing else 8192,
+        offset=4096 * (1 + list(FIELDS).index(field)),
         row=start + 100 * serial,  # rows of different sequences differ even in one file
         pos=start,
         rows=stop - start,
-        dtype=model.row_dtype.name if is_routing else "int32",  # type: ignore[arg-type]  # uint8/16
-        shape=model.row_shape if is_routing else (model.vocab_size,),
+        dtype=dtype,
+        shape=shape,
     ).check()
 
 
@@ -103,6 +127,7 @@ def make_sample(
     prompt_tokens: int = 1,
     form: Form | None = "inline",
     with_masks: bool = True,
+    with_scores: bool = False,
     with_weight_versions: bool = False,
     model: ModelShape = WIDE_MODEL,
     breaks: Sequence[int] = (),
@@ -110,7 +135,8 @@ def make_sample(
 ) -> Sample:
     """One sample of ``tokens`` tokens, ``prompt_tokens`` of them untrained, its last row absent.
 
-    ``breaks`` are positions where segments are split; ``gaps`` are ranges without routing rows.
+    ``with_scores`` adds logprobs to the masks. ``breaks`` are positions where segments are split;
+    ``gaps`` are ranges without routing rows.
     """
     positions = np.arange(tokens)
     sampled = positions >= prompt_tokens
@@ -119,8 +145,13 @@ def make_sample(
         for start, stop in _ranges(tokens - 1, breaks, gaps):
             segments.append(routing_segment(serial, start, stop, form=form, model=model))
         if with_masks and prompt_tokens < tokens:
-            for start, stop in _ranges(tokens, (prompt_tokens, *breaks), ((0, prompt_tokens),)):
-                segments.append(mask_segment(serial, start, stop, form=form, model=model))
+            makers = [mask_segment, score_segment] if with_scores else [mask_segment]
+            sampled_ranges = _ranges(tokens, (prompt_tokens, *breaks), ((0, prompt_tokens),))
+            segments += [
+                make(serial, start, stop, form=form, model=model)
+                for make in makers
+                for start, stop in sampled_ranges
+            ]
     return Sample(
         sample_id=SampleId(f"sample-{serial:06d}"),
         rollout_id=RolloutId(f"rollout-{serial:06d}"),

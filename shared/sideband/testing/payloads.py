@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sideband.masks.rows import MaskRows
+from sideband.masks.rules import row_of_each_id
 from sideband.model import ModelShape
 from sideband.payload.columns import ChoicePayload, MaskColumn, RoutingRows, RowArray
 
@@ -49,6 +50,14 @@ def random_masks(
     return MaskRows(starts_N, ids[kept]), ids[np.arange(rows), place_N]
 
 
+def random_scores(rng: np.random.Generator, masks: MaskRows) -> NDArray[np.float32]:
+    """[M]: a logprob for each kept id, normalised in its row as an engine's are."""
+    weights_M = rng.exponential(size=len(masks.ids_M)) + 1e-6
+    counts_N = np.diff(masks.starts_N)
+    totals_N = np.bincount(row_of_each_id(masks), weights_M, minlength=len(masks))
+    return np.log(weights_M / np.repeat(totals_N, counts_N)).astype(np.float32)
+
+
 def random_choice(
     rng: np.random.Generator,
     model: ModelShape,
@@ -59,10 +68,12 @@ def random_choice(
     choice: int = 0,
     gaps: tuple[int, ...] = (),
     kept_max: int = KEPT_IDS_MAX,
+    with_scores: bool = False,
 ) -> ChoicePayload:
     """One choice of a request of N = prompt + completion tokens.
 
-    Routing covers [prompt_start, N − 1) without the positions in ``gaps``, masks [prompt, N).
+    Routing covers [prompt_start, N − 1) without the positions in ``gaps``, masks [prompt, N),
+    each kept id with a logprob if they are ``with_scores``.
     """
     tokens = prompt_tokens + completion_tokens
     rows = random_routing(rng, max(0, tokens - 1 - prompt_start), model)
@@ -72,7 +83,12 @@ def random_choice(
         routing=RoutingRows(
             pos=prompt_start, rows_NLK=with_gaps(rows, [pos - prompt_start for pos in gaps])
         ),
-        masks=MaskColumn(pos=prompt_tokens, masks=masks, sampled_token_ids_N=sampled_N),
+        masks=MaskColumn(
+            pos=prompt_tokens,
+            masks=masks,
+            sampled_token_ids_N=sampled_N,
+            logprobs_M=random_scores(rng, masks) if with_scores else None,
+        ),
     )
 
 

@@ -11,19 +11,18 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
+from sideband.fields import FIELDS, Field
 from sideband.model import ModelShape
-from sideband.segments import AnySegment, Field, Form
+from sideband.segments import AnySegment, Form
 from sideband.testing.batches import (
     NARROW_MODEL,
+    SEGMENT_MAKERS,
     WIDE_MODEL,
     Row,
-    mask_segment,
-    routing_segment,
     row_at,
 )
 
 FORMS: tuple[Form, ...] = ("inline", "handle")
-FIELDS: tuple[Field, ...] = ("routed_experts", "sampling_mask")
 PlainRows = dict[int, tuple[int, int]]  # position -> (serial, origin)
 
 
@@ -46,9 +45,9 @@ class Kind:
 
 
 def kinds() -> st.SearchStrategy[Kind]:
-    """Both forms, both fields, both dtypes."""
+    """Both forms, every field, both dtypes of routing."""
     models = st.sampled_from((WIDE_MODEL, NARROW_MODEL))
-    return st.builds(Kind, st.sampled_from(FORMS), st.sampled_from(FIELDS), models)
+    return st.builds(Kind, st.sampled_from(FORMS), st.sampled_from(tuple(FIELDS)), models)
 
 
 @st.composite
@@ -75,7 +74,7 @@ def disjoint_stretches(draw: st.DrawFn, *, positions_max: int = 40) -> list[Stre
 
 def segment_of(stretch: Stretch, kind: Kind) -> AnySegment:
     """The stretch as one segment."""
-    make = routing_segment if kind.field == "routed_experts" else mask_segment
+    make = SEGMENT_MAKERS[kind.field]
     return make(stretch.serial, stretch.start, stretch.stop, form=kind.form, model=kind.model)
 
 

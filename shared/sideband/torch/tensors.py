@@ -46,6 +46,7 @@ class TensorMicroBatch:
     routing_valid: torch.Tensor  # bool
     mask_starts: torch.Tensor  # [N + 1] int64
     mask_ids: torch.Tensor  # int32
+    mask_logprobs: torch.Tensor | None  # float32, one per kept id
 
     def __len__(self) -> int:
         return int(self.input_ids.shape[1])
@@ -98,6 +99,7 @@ def to_tensors(batch: RankMicroBatch, *, widen_experts: bool = False) -> TensorM
         routing_valid=_tensor(batch.routing_valid),
         mask_starts=_tensor(batch.mask_starts),
         mask_ids=_tensor(batch.mask_ids),
+        mask_logprobs=_tensor(batch.mask_logprobs),
     )
 
 

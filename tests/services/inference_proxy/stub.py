@@ -79,6 +79,11 @@ def logprob_of(token: int) -> float:
     return -0.25 * (token % 8)
 
 
+def scores_of(ids: list[int]) -> list[float]:
+    """Logprobs of a kept set: multiples of 1/64, a function of the id."""
+    return [-(token_id + 1) / 64 for token_id in ids]
+
+
 @dataclass(slots=True)
 class StubEngine:
     """One engine. ``script`` answers the next requests instead of it, one function each."""
@@ -88,6 +93,7 @@ class StubEngine:
     by_handle: bool = True  # False: a server without the plugin
     dialect: str = "vllm"
     spills: bool = False  # such a server, whose files the proxy writes
+    scores: bool = False  # it reports logprobs of the kept ids
     requests: list[Json] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     script: deque[Script] = field(default_factory=deque)
@@ -165,7 +171,8 @@ class StubEngine:
                 rows[: len(prompt)] = (rows[: len(prompt)] + GARBAGE) % MODEL.id_space
             rows = rows[start:]
             masks = [kept_ids(token) for token in completion]
-            payloads.append(_payload(index, start, rows, len(prompt), masks, completion))
+            scores = [scores_of(ids) for ids in masks] if self.scores else None
+            payloads.append(_payload(index, start, rows, len(prompt), masks, completion, scores))
             choices.append(
                 {
                     "index": index,
@@ -173,6 +180,7 @@ class StubEngine:
                     "token_ids": completion,
                     "routed_experts": encode_npy_base64(all_layers(rows)),
                     "sampling_mask": masks,
+                    **({} if scores is None else {"sampling_mask_logprobs": scores}),
                 }
             )
             if params.get("logprobs") is not None:
@@ -191,6 +199,7 @@ class StubEngine:
             answer |= self.written(extra, body["request_id"], payloads)
             for choice in choices:
                 choice["routed_experts"] = choice["sampling_mask"] = None
+                choice.pop("sampling_mask_logprobs", None)
         return answer
 
     def written(self, extra: Json, request_id: str, payloads: list[ChoicePayload]) -> Json:
@@ -219,6 +228,8 @@ class StubEngine:
                 part["routed_experts"] = None
                 masks = choice["sampling_mask"]
                 part["sampling_mask"] = None if masks is None else [masks[i]]
+                if "sampling_mask_logprobs" in choice:
+                    part["sampling_mask_logprobs"] = [choice["sampling_mask_logprobs"][i]]
                 event = {**top, "choices": [part]}
                 if i == last:
                     part |= {
@@ -258,6 +269,7 @@ def _payload(
     prompt_tokens: int,
     masks: list[list[int]],
     completion: list[int],
+    scores: list[list[float]] | None,
 ) -> ChoicePayload:
     starts = np.cumsum([0, *(len(ids) for ids in masks)]).astype(np.int64)
     flat = np.asarray([token for ids in masks for token in ids], np.int32)
@@ -268,5 +280,8 @@ def _payload(
             pos=prompt_tokens,
             masks=MaskRows(starts, flat),
             sampled_token_ids_N=np.asarray(completion, np.int32),
+            logprobs_M=None
+            if scores is None
+            else np.asarray([score for row in scores for score in row], np.float32),
         ),
     )

@@ -147,6 +147,9 @@ INLINE: dict[str, dict[str, Any]] = {
     "mask of too few tokens": {"sampling_mask": [[4]]},
     "mask beyond the vocabulary": {"sampling_mask": [[4], [5], [6, 5000]]},
     "other layers": {"routed_layer_ids": [0, 1]},
+    "logprobs of too few kept sets": {"sampling_mask_logprobs": [[-1.0]]},
+    "logprobs of too few kept ids": {"sampling_mask_logprobs": [[], [], []]},
+    "logprobs without kept sets": {"sampling_mask": None, "sampling_mask_logprobs": [[-1.0]] * 3},
 }
 
 
@@ -158,6 +161,18 @@ async def test_inline_rows_that_do_not_fit_are_refused(
         await refuse(
             bench, "invalid_inline", {**inline_turn("r0.t0", PROMPT, COMPLETION), **change}
         )
+
+
+async def test_logprobs_where_no_kept_set_is_are_refused(tmp_path: Path) -> None:
+    async with orchestrator(tmp_path) as bench:
+        turn = await bench.write("r0.t0", PROMPT, COMPLETION)
+        (masks,) = (s for s in turn["payload_segments"] if s["field"] == "sampling_mask")
+        turn["payload_segments"].append(
+            {**masks, "field": "sampling_mask_logprobs", "dtype": "float32"}
+        )
+        turn["payload_segments"].remove(masks)
+        answer = await refuse(bench, "malformed_turn", turn)
+        assert "must lie where sampling_mask has rows" in answer["detail"]
 
 
 async def test_rows_without_a_model_or_a_root_are_refused(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from sideband.batch.types import Turn
 from sideband.errors import InvalidInput
 from sideband.ids import RolloutId
 from sideband.model import ModelShape
-from sideband.segments import MalformedSegment
-from sideband.testing.batches import NARROW_MODEL, WIDE_MODEL
+from sideband.segments import Form, MalformedSegment
+from sideband.testing.batches import NARROW_MODEL, WIDE_MODEL, score_segment
 from sideband.testing.rollouts import make_turn
 
 
@@ -86,6 +86,21 @@ def test_a_segment_that_cannot_exist_is_refused(changes: dict[str, object]) -> N
     bad = msgspec.structs.replace(GOOD.segments[0], **changes)  # type: ignore[type-var]  # by handle
     with pytest.raises(MalformedSegment):
         build([replace(GOOD, segments=(bad,))])
+
+
+@pytest.mark.parametrize("form", ["handle", "inline"])
+@pytest.mark.parametrize(
+    ("masks", "missing"), [([(3, 5)], (5, 6)), ([(4, 6)], (3, 4)), ([], (3, 6))]
+)
+def test_logprobs_without_the_kept_set_that_they_are_about_are_refused(
+    form: Form, masks: list[tuple[int, int]], missing: tuple[int, int]
+) -> None:
+    turn = make_turn(1, [1, 2, 3], [4, 5, 6], form=form, masks=masks)
+    with_scores = replace(turn, segments=(*turn.segments, score_segment(1, 3, 6, form=form)))
+    error = refused([with_scores])
+    assert error.field == "turns[0].sampling_mask_logprobs"
+    assert error.value == missing
+    assert error.rule == "must lie where sampling_mask has rows"
 
 
 @pytest.mark.parametrize("masks", [[(2, 5)], [(3, 6)], [(0, 1)]])

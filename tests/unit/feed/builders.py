@@ -10,7 +10,7 @@ from sideband.batch.packing import PackingPlan, pack
 from sideband.batch.types import Chunk, Layout, MicroBatch, Sample
 from sideband.feed.codec import Step
 from sideband.ids import RunId
-from sideband.masks.rows import MaskRows
+from sideband.masks.rows import RaggedRows
 from sideband.model import ModelShape
 from sideband.segments import AnySegment, Form, InlineSegment
 from sideband.testing.batches import WIDE_MODEL, make_sample
@@ -74,7 +74,8 @@ def _assert_segments(got: AnySegment, expected: AnySegment) -> None:
         assert got == expected
         return
     assert (got.field, got.pos) == (expected.field, expected.pos)
-    if isinstance(got.data, MaskRows) and isinstance(expected.data, MaskRows):
+    if isinstance(got.data, RaggedRows) and isinstance(expected.data, RaggedRows):
+        assert type(got.data) is type(expected.data)
         assert got.data.equals(expected.data)
     else:
         assert isinstance(got.data, np.ndarray)

@@ -18,7 +18,7 @@ from sideband.feed.facts import FeedPlan
 from sideband.feed.rank import RankFeed
 from sideband.feed.server import FeedServer, PutReceipt
 from sideband.ids import RequestId
-from sideband.masks.rows import MaskRows
+from sideband.masks.rows import MaskRows, ScoreRows
 from sideband.payload.columns import ChoicePayload, MaskColumn, RoutingRows
 from sideband.payload.root import PayloadRoot
 from sideband.payload.writer import write_payload
@@ -145,12 +145,18 @@ def store(root: PayloadRoot, sample: Sample) -> Sample:
         parts[segment.field] = segment
     routing = masks = None
     if (part := parts.get("routed_experts")) is not None:
-        assert not isinstance(part.data, MaskRows)
+        assert isinstance(part.data, np.ndarray)
         routing = RoutingRows(pos=part.pos, rows_NLK=part.data)
     if (part := parts.get("sampling_mask")) is not None:
         assert isinstance(part.data, MaskRows)
         tokens = sample.token_ids_T[part.pos : part.stop]
-        masks = MaskColumn(pos=part.pos, masks=part.data, sampled_token_ids_N=tokens)
+        logprobs = None
+        if (scores := parts.get("sampling_mask_logprobs")) is not None:
+            assert isinstance(scores.data, ScoreRows)
+            logprobs = scores.data.values_M
+        masks = MaskColumn(
+            pos=part.pos, masks=part.data, sampled_token_ids_N=tokens, logprobs_M=logprobs
+        )
     report = write_payload(
         root,
         policy_version=0,

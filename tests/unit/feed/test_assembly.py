@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,7 +15,7 @@ from sideband.batch.chunks import cut_chunk, pieces
 from sideband.batch.packing import PackingPlan, pack
 from sideband.batch.types import Align, MicroBatch, Sample
 from sideband.errors import InvalidInput
-from sideband.feed.assembly import Assembler, View, join_masks
+from sideband.feed.assembly import Assembler, View, join_rows
 from sideband.feed.codec import encode_chunk
 from sideband.feed.errors import MalformedStep, ModelMismatch, NoPayloadRoot
 from sideband.feed.layers import RowArray, choose_layers
@@ -22,7 +23,8 @@ from sideband.feed.messages import MicroBatchMessage
 from sideband.feed.micro_batch import RankMicroBatch
 from sideband.feed.pool import ReadPool
 from sideband.feed.reads import RetryPlan
-from sideband.masks.rows import MaskRows
+from sideband.fields import SAMPLED_FIELDS, Field
+from sideband.masks.rows import MaskRows, ScoreRows
 from sideband.segments import Form, InlineSegment, PayloadSegment
 from sideband.testing.batch_strategies import plans, sample_lists
 from sideband.testing.batches import (
@@ -31,6 +33,7 @@ from sideband.testing.batches import (
     make_sample,
     masks_of,
     routing_of,
+    scores_of,
     token_ids_of,
 )
 
@@ -54,12 +57,13 @@ class TestingRows:
         serial, positions = self._positions(segment)
         out[...] = routing_of(serial, positions, WIDE_MODEL)
 
-    def read_masks(
+    def read_ragged(
         self, segment: PayloadSegment, sampled_token_ids_N: NDArray[np.int32]
-    ) -> MaskRows:
+    ) -> MaskRows | ScoreRows:
         token_ids_N = tokens_of(segment)
         assert sampled_token_ids_N.tolist() == token_ids_N.tolist()
-        return masks_of(self._positions(segment)[0], token_ids_N, WIDE_MODEL)
+        masks = masks_of(self._positions(segment)[0], token_ids_N, WIDE_MODEL)
+        return masks if segment.field == "sampling_mask" else scores_of(masks)
 
     def forget(self, file: str) -> None:
         raise AssertionError(file)
@@ -110,33 +114,37 @@ def assembled(
     return assembler(pool, view).assemble(message_of(batch), body)
 
 
-def whole_rows(batch: MicroBatch) -> tuple[dict[int, bytes], dict[int, list[int]]]:
-    """Each packed position's routing row and kept set, row by row."""
-    source, routing, kept = TestingRows(), {}, {}
+def whole_rows(batch: MicroBatch) -> tuple[dict[int, bytes], dict[Field, dict[int, list[Any]]]]:
+    """Each packed position's routing row, kept set and logprobs, row by row."""
+    source, routing = TestingRows(), {}
+    sampled: dict[Field, dict[int, list[Any]]] = {field: {} for field in SAMPLED_FIELDS}
     for segment in batch.segments:
         if segment.field == "routed_experts":
             rows: RowArray = np.empty((segment.rows, *WIDE_MODEL.row_shape), np.uint16)
             if isinstance(segment, InlineSegment):
-                assert not isinstance(segment.data, MaskRows)
+                assert isinstance(segment.data, np.ndarray)
                 rows[...] = segment.data
             else:
                 source.read_routing(segment, rows)
             routing.update({segment.pos + i: row.tobytes() for i, row in enumerate(rows)})
         else:
             if isinstance(segment, PayloadSegment):
-                masks = source.read_masks(segment, tokens_of(segment))
+                found = source.read_ragged(segment, tokens_of(segment))
             else:
                 assert isinstance(segment, InlineSegment)
-                assert isinstance(segment.data, MaskRows)
-                masks = segment.data
-            kept.update({segment.pos + i: masks[i].tolist() for i in range(len(masks))})
-    return routing, kept
+                assert isinstance(segment.data, MaskRows | ScoreRows)
+                found = segment.data
+            own = sampled[segment.field]
+            own.update({segment.pos + i: found[i].tolist() for i in range(len(found))})
+    return routing, sampled
 
 
 def assert_cut_by_hand(
     got: RankMicroBatch, batch: MicroBatch, positions: Sequence[int], align: Align
 ) -> None:
-    routing, kept = whole_rows(batch)
+    routing, sampled = whole_rows(batch)
+    kept, scores = sampled["sampling_mask"], sampled["sampling_mask_logprobs"]
+    assert (got.mask_logprobs is not None) == bool(scores)
     ends = {
         p: span.start + span.length for span in batch.spans for p in range(span.start, span.stop)
     }
@@ -148,7 +156,13 @@ def assert_cut_by_hand(
             assert got.routed_experts[0, i].tobytes() == expected
         described = p + 1 if align == "next" else p
         wanted = kept.get(described, []) if described < ends[p] else []
-        assert got.mask_ids[got.mask_starts[i] : got.mask_starts[i + 1]].tolist() == wanted
+        of_row = slice(got.mask_starts[i], got.mask_starts[i + 1])
+        assert got.mask_ids[of_row].tolist() == wanted
+        if got.mask_logprobs is not None:
+            reported = scores.get(described) if described < ends[p] else []
+            unknown = [True] * len(wanted) if reported is None else [False] * len(wanted)
+            assert np.isnan(got.mask_logprobs[of_row]).tolist() == unknown
+            assert reported is None or got.mask_logprobs[of_row].tolist() == reported
 
 
 @given(
@@ -265,10 +279,10 @@ def test_layers_that_the_model_does_not_have_are_refused(layers: tuple[int, ...]
 def test_masks_join_by_position_and_not_by_arrival() -> None:
     late = MaskRows(np.array([0, 1, 3]), np.array([5, 1, 2], np.int32))
     early = MaskRows(np.array([0, 2]), np.array([7, 9], np.int32))
-    joined = join_masks([(3, late), (1, early)], rows=6)
+    joined = join_rows(MaskRows, [(3, late), (1, early)], rows=6)
     assert joined.starts_N.tolist() == [0, 0, 2, 2, 3, 5, 5]
     assert joined.ids_M.tolist() == [7, 9, 5, 1, 2]
-    assert join_masks([], rows=2).equals(MaskRows.empty(2))
+    assert join_rows(MaskRows, [], rows=2).equals(MaskRows.empty(2))
 
 
 def test_digests_tell_any_value_apart_and_forget_the_run(pool: ReadPool) -> None:

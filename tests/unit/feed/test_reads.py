@@ -16,7 +16,7 @@ from sideband.feed.pool import ReadPool
 from sideband.feed.rank import RankFeed
 from sideband.feed.reads import HandleReads, RetryPlan, RowSource, split
 from sideband.ids import RunId
-from sideband.masks.rows import MaskRows
+from sideband.masks.rows import MaskRows, ScoreRows
 from sideband.model import ModelShape
 from sideband.payload.errors import ChecksumMismatch, PayloadError, PayloadNotFound, StalePayload
 from sideband.segments import PayloadSegment
@@ -45,9 +45,9 @@ class Source:
             self.read.append((segment.file, segment.row, segment.rows))
         out[...] = (segment.row + np.arange(segment.rows))[:, None, None]
 
-    def read_masks(
+    def read_ragged(
         self, segment: PayloadSegment, sampled_token_ids_N: NDArray[np.int32]
-    ) -> MaskRows:
+    ) -> MaskRows | ScoreRows:
         raise AssertionError("no masks here")
 
     def forget(self, file: str) -> None:
@@ -205,10 +205,10 @@ class CountingSource:
         self._rows.extend(range(segment.row, segment.row + segment.rows))
         self._source.read_routing(segment, out)
 
-    def read_masks(
+    def read_ragged(
         self, segment: PayloadSegment, sampled_token_ids_N: NDArray[np.int32]
-    ) -> MaskRows:
-        return self._source.read_masks(segment, sampled_token_ids_N)
+    ) -> MaskRows | ScoreRows:
+        return self._source.read_ragged(segment, sampled_token_ids_N)
 
     def forget(self, file: str) -> None:
         self._source.forget(file)

@@ -125,7 +125,7 @@ def test_an_unknown_encoding_is_refused_only_where_it_is_read(
 def test_a_field_of_a_later_writer_does_not_hide_the_others(
     root: PayloadRoot, reader: PayloadReader, dtype: str
 ) -> None:
-    later = {"field": "sampling_mask_logprobs", "encoding": "raw", "dtype": dtype}
+    later = {"field": "hidden_states", "encoding": "raw", "dtype": dtype}
     shape = [1 << 31] * 9
     Forgery(change=section(1, **later, shape=shape, layer_ids=[9])).put(root)
     assert read_routing(reader, routing_segment()).tobytes() == ROUTING[:16]
