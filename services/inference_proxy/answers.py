@@ -5,12 +5,12 @@ Errors: MalformedAnswer.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from services.inference_proxy.limits import TOKEN_ID_MAX
 from sideband.engines.forms import RoutingValue
@@ -43,8 +43,7 @@ class MalformedAnswer(Exception):
         super().__init__(f"{part}: {rule}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class Expected(Struct, frozen=True, kw_only=True):
     """What an answer must agree with."""
 
     prompt_tokens: int
@@ -54,8 +53,7 @@ class Expected:
     choices: int = 1  # n
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(Struct, frozen=True, kw_only=True):
     """One choice: its tokens, and its rows in the form the engine sent."""
 
     index: int
@@ -64,8 +62,7 @@ class Choice:
     segments: Segments = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Struct, frozen=True, kw_only=True):
     """A whole answer. ``body`` is the engine's own, not to be changed in place."""
 
     body: dict[str, Any]

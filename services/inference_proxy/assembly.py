@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from services.inference_proxy.answers import Answer, Choice, MalformedAnswer, Segments
 from services.inference_proxy.inline import (
@@ -26,8 +27,7 @@ from sideband.segments import by_field, coverage, merge_prefill_decode
 Range = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(Struct, frozen=True, kw_only=True):
     """What the client gets, and what the proxy remembers of it."""
 
     body: dict[str, Any]

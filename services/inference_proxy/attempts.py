@@ -5,13 +5,12 @@ writing, is handed to the janitor, also when it is cancelled. Each attempt has i
 so that only its own files are found.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from collections.abc import Set as AbstractSet
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
-    contextmanager,
 )
 from dataclasses import dataclass
 from typing import Final
@@ -229,15 +228,24 @@ class Attempts:
                 raise EngineBroke(engine.name, f"a stream was asked for, {kind[:100]!r} came")
             yield reply
 
-    @contextmanager
-    def _files_of(self, plan: Plan, ids: AttemptIds) -> Iterator[None]:
-        has_succeeded = False
-        try:
-            yield
-            has_succeeded = True
-        finally:
-            if not has_succeeded:
-                self.drop_ids(plan, _every_id(ids), "losing_attempt")
+    def _files_of(self, plan: Plan, ids: AttemptIds) -> "Written":
+        return Written(self, plan, ids)
+
+
+class Written:
+    """What an attempt writes: nothing of it stays unless the block succeeds."""
+
+    __slots__ = ("_attempts", "_ids", "_plan")
+
+    def __init__(self, attempts: Attempts, plan: Plan, ids: AttemptIds) -> None:
+        self._attempts, self._plan, self._ids = attempts, plan, ids
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._attempts.drop_ids(self._plan, _every_id(self._ids), "losing_attempt")
 
 
 def _every_id(ids: AttemptIds) -> tuple[RequestId, ...]:

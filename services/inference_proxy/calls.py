@@ -37,6 +37,7 @@ class EngineCalls:
     ) -> None:
         self._upstream, self._book, self._token = upstream, book, token
         self._metrics = metrics
+        self._bare_headers = to_engine((), token=token)
 
     def choose(self, role: Role, *, session: SessionId | None, avoid: AbstractSet[str]) -> Engine:
         """The engine that takes a leg. Raises NoEngine."""
@@ -68,7 +69,7 @@ class EngineCalls:
             f"{engine.url}{path}",
             method=method,
             content=content,
-            headers=to_engine(headers, token=self._token),
+            headers=to_engine(headers, token=self._token) if headers else self._bare_headers,
         )
         return OpenCall(self, engine, leg, sending, reading)
 

@@ -94,12 +94,13 @@ class KeptTurns:
             return
         if before is not None:
             self._take_out(before)
-        if turn.size_bytes > self._bytes_max:
+        size_bytes = turn.size_bytes
+        if size_bytes > self._bytes_max:
             self._remember_gone(turn, "too_large")
             return
         self._gone.pop(turn.request_id, None)
         self._turns[turn.request_id] = turn
-        self.size_bytes += turn.size_bytes
+        self.size_bytes += size_bytes
         if turn.session_id is not None:
             session = self._sessions.setdefault(turn.session_id, _Session())
             session.request_ids.pop(turn.request_id, None)

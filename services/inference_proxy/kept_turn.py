@@ -5,6 +5,8 @@ Errors: TurnProblem (``turn_problems``).
 
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from services.inference_proxy.prompts import Prompt
 from services.inference_proxy.recording import TurnChoice
 from services.inference_proxy.turn_problems import TurnIncomplete, TurnProblem
@@ -19,8 +21,7 @@ class TurnRef:
     choice: int = 0
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class KeptTurn:
+class KeptTurn(Struct, kw_only=True, eq=False):
     """One answered request."""
 
     request_id: RequestId

@@ -1,8 +1,9 @@
 """What a request will ask of the engines, decided once and kept over its attempts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from services.inference_proxy.answers import Expected
 from services.inference_proxy.dialects.base import Ask, Injection
@@ -15,8 +16,7 @@ from services.inference_proxy.sessions import Session, Tokens
 from sideband.ids import RequestId, RunId, SessionId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(Struct, frozen=True, kw_only=True):
     """A client's request, checked. ``body`` is its JSON and is never changed in place."""
 
     body: dict[str, Any]
@@ -39,8 +39,7 @@ class Call:
         return bool(self.body.get("stream"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Struct, frozen=True, kw_only=True):
     """The same for every attempt: version, session, first row wanted, where files go."""
 
     call: Call

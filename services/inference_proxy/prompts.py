@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from services.inference_proxy.limits import TOKEN_ID_MAX
@@ -25,7 +26,9 @@ class Prompt:
     __slots__ = ("_count", "_source", "_tokens")
 
     def __init__(self, source: bytes | Sequence[int], count: int) -> None:
-        """``source`` is JSON that ``count_of`` has counted, or a list of token ids."""
+        """``source`` is JSON that ``count_of`` has counted, or a list of token ids, or a whole
+        request, an object with ``token_ids``.
+        """
         self._source, self._count = source, count
         self._tokens: Tokens | None = None
 
@@ -61,6 +64,8 @@ class Prompt:
         return self._read(source) if tokens is None else tokens
 
     def _read(self, source: bytes | Sequence[int]) -> Tokens:
+        if isinstance(source, bytes) and source[:1] != b"[":
+            source = orjson.loads(source)["token_ids"]
         if isinstance(source, bytes):
             tokens = np.fromstring(source[1:-1], np.int64, sep=",").astype(np.int32)
         else:

@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from services.inference_proxy.prompts import Prompt
 from services.inference_proxy.raw import parsed_answer
@@ -150,8 +151,7 @@ class EncodedChoice:
         return self.turn
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnreadChoice:
+class UnreadChoice(Struct, frozen=True, kw_only=True):
     """A choice of a whole answer, kept as the client got it: most are never asked for."""
 
     index: int

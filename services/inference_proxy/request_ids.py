@@ -5,8 +5,9 @@ a losing attempt left would take another request's file. Hence the random part.
 """
 
 import os
-from dataclasses import dataclass
 from typing import Final, Literal
+
+from msgspec import Struct
 
 from services.inference_proxy.limits import CLIENT_ID_CHARACTERS_MAX
 from sideband.ids import RequestId
@@ -39,8 +40,7 @@ class RandomHex:
 _random = RandomHex()
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptIds:
+class AttemptIds(Struct, frozen=True):
     """The ids of one attempt."""
 
     base: str

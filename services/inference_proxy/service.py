@@ -5,9 +5,9 @@ an attempt succeeds or ``attempts_max`` have failed; only what reached the clien
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable
 from collections.abc import Set as AbstractSet
-from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -224,14 +224,18 @@ class GenerateService:
             self._metrics.inline_instead_of_handle_total.inc()
 
 
-@contextmanager
-def _busy(session: Session | None) -> Iterator[None]:
+class _busy:  # a function to whoever uses it
     """Keeps a session from being forgotten while a request of it runs."""
-    if session is None:
-        yield
-        return
-    session.in_flight += 1
-    try:
-        yield
-    finally:
-        session.in_flight -= 1
+
+    __slots__ = ("_session",)
+
+    def __init__(self, session: Session | None) -> None:
+        self._session = session
+
+    def __enter__(self) -> None:
+        if self._session is not None:
+            self._session.in_flight += 1
+
+    def __exit__(self, *_: object) -> None:
+        if self._session is not None:
+            self._session.in_flight -= 1

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import structlog
+from msgspec import structs
 
 from services.inference_proxy.answers import Answer, Choice, MalformedAnswer
 from services.inference_proxy.budget import ByteBudget
@@ -200,7 +201,7 @@ def without_rows(raw: dict[str, Any]) -> dict[str, Any]:
 
 def replace_rows(choice: Choice, segments: Any) -> Choice:
     """The same choice by handle."""
-    return replace(choice, routed_experts=None, segments=tuple(segments))
+    return structs.replace(choice, routed_experts=None, segments=tuple(segments))
 
 
 def payload_of(choice: InlineChoice, asked: Asked, model: ModelShape) -> ChoicePayload:

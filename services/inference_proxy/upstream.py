@@ -15,10 +15,10 @@ connection, which makes the engine abort the request.
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
+from msgspec import Struct
 
 from services.inference_proxy.limits import ANSWER_BYTES_MAX, ERROR_BYTES_MAX
 from services.inference_proxy.nesting import is_too_deep
@@ -109,8 +109,7 @@ class Wire(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Struct, frozen=True):
     """An engine's successful answer, its body not yet read."""
 
     engine: str

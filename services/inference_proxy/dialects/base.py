@@ -7,22 +7,21 @@ Everything here is pure: bodies go in, bodies come out, nothing is changed in pl
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 Body = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Injection:
+class Injection(Struct, frozen=True, kw_only=True):
     """Where an engine shall write the payload file of a request."""
 
     payload_dir: str
     run_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class Ask(Struct, frozen=True, kw_only=True):
     """One leg of a request: what changes in the client's body."""
 
     request_id: str

@@ -1,11 +1,11 @@
 """``POST /inference/v1/generate``: vLLM's token-in/token-out route."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Header, Request, Response
+from msgspec import Struct
 from starlette.types import Receive
 
 from services.inference_proxy.assembly import Outcome
@@ -118,8 +118,7 @@ async def generate(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """What is left of an HTTP request once its body was read."""
 
     headers: Sequence[tuple[str, str]]

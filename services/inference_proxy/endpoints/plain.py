@@ -7,11 +7,11 @@ So both ways give the same answers; which one was taken shows only in the time.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 import orjson
 from fastapi import FastAPI
+from msgspec import Struct
 from pydantic import ValidationError
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -33,8 +33,7 @@ LENGTH_DIGITS_MAX: Final = 12
 CROSSING: Final = {name.encode() for name in TO_ENGINE} | {b"connection"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlainHeaders:
+class PlainHeaders(Struct, frozen=True, kw_only=True):
     """What the documented route reads from the headers."""
 
     kind: Kind
@@ -106,7 +105,7 @@ def _small_body(content: bytes) -> tuple[dict[str, Any], Prompt] | None:
         GenerateRequest.model_validate(body)
     except (orjson.JSONDecodeError, ValidationError):
         return None
-    return body, Prompt.of(body["token_ids"])
+    return body, Prompt(content, len(body["token_ids"]))
 
 
 class PlainRequests:

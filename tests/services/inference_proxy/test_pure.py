@@ -1,11 +1,11 @@
 """The decisions of the proxy without any HTTP: health, choice, versions, events, answers."""
 
 import contextlib
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from services.inference_proxy.answers import Expected, MalformedAnswer, read_answer
 from services.inference_proxy.dialects.vllm import VllmDialect
@@ -294,7 +294,7 @@ def test_each_kind_of_malformed_answer_is_refused(body: object, said: str) -> No
 
 
 def test_segments_that_nobody_asked_for_are_refused() -> None:
-    unasked = replace(EXPECTED, run_id=None)
+    unasked = structs.replace(EXPECTED, run_id=None)
     with pytest.raises(MalformedAnswer, match="without a payload_dir"):
         read_answer(answer(SEGMENT), unasked)
 
