@@ -14,7 +14,7 @@ RUN /opt/venv/bin/pip install --quiet --no-deps .
 FROM python:3.11-slim-bookworm
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin sideband \
     # A named volume takes over the owner of the folder that it is first mounted on.
-    && install -d -o sideband -g sideband /payloads /mnt/payloads /results
+    && install -d -o sideband -g sideband /payloads /mnt/payloads /results /keys
 COPY --from=build /opt/venv /opt/venv
 WORKDIR /app
 COPY services services

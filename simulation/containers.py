@@ -15,6 +15,7 @@ import typer
 import uvicorn
 from rich.console import Console
 
+from sideband import RankKeys
 from simulation.comparison import Checks
 from simulation.engine.app import build_app
 from simulation.engine.settings import EngineSettings, Role
@@ -82,6 +83,9 @@ def rank(
     done_file: DoneFile,
     run_id: Annotated[str, typer.Option(help="The run.")] = "simulation",
     model: Model = "sim-uint8",
+    keys: Annotated[
+        Path | None, typer.Option(help="Folder that `sideband keys` has filled.")
+    ] = None,
 ) -> None:
     """One trainer rank: keeps what it got, commits, and stays."""
     settings = RankSettings(
@@ -94,6 +98,9 @@ def rank(
         model=load_shape(model),
         out=results,
         step_timeout_s=600.0,
+        keys=None
+        if keys is None
+        else RankKeys(feed_key=keys / "feed.key", rank_key=keys / "rank.key_secret"),
     )
     run_rank(settings)
     _stay(done_file)

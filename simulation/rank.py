@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sideband import ModelShape, RankFeed, RankMicroBatch
+from sideband import ModelShape, RankFeed, RankKeys, RankMicroBatch
 from simulation.memory import peak_bytes, resident_bytes
 
 DUMP_SUFFIX: Final = ".dump"
@@ -30,6 +30,7 @@ class RankSettings:
     model: ModelShape
     out: Path
     step_timeout_s: float = 120.0
+    keys: RankKeys | None = None
     keeps_state: bool = False  # a rank that may be killed goes on where its checkpoint says
 
 
@@ -49,6 +50,7 @@ def run_rank(settings: RankSettings) -> None:
         model=settings.model,
         committed_step=_checkpoint(settings),
         step_timeout_s=settings.step_timeout_s,
+        keys=settings.keys,
     ) as feed:
         for step in feed:
             for batch in step:

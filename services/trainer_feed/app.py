@@ -35,11 +35,13 @@ def create_app(settings: FeedSettings) -> FastAPI:
         log.info("effective_settings", settings=settings.shown())
         delivery = Delivery(settings.plan())
         events = FeedEvents(delivery, metrics)
-        server = FeedServer(delivery, settings.endpoint, observer=events)
+        server = FeedServer(delivery, settings.endpoint, keys=settings.keys(), observer=events)
         async with _running(server) as task:
             app.state.service, app.state.server = FeedService(server), server
             app.state.background = task
-            log.info("feed_bound", endpoint=server.bound_endpoint)
+            log.info(
+                "feed_bound", endpoint=server.bound_endpoint, has_keys=settings.keys() is not None
+            )
             yield
 
     async def ready() -> list[str]:

@@ -1,5 +1,6 @@
 """Settings of the feed, read from ``SIDEBAND_FEED_*``; an unknown key fails at start."""
 
+from pathlib import Path
 from typing import Self
 
 from pydantic import Field, field_validator, model_validator
@@ -7,8 +8,10 @@ from pydantic_settings import SettingsConfigDict
 
 from services.kit.settings import ServiceSettings
 from sideband.batch.types import Layout
-from sideband.errors import InvalidId
+from sideband.errors import InvalidId, InvalidInput
+from sideband.feed.curve import check_guarded
 from sideband.feed.facts import FeedPlan
+from sideband.feed.keys import FeedKeys
 from sideband.feed.limits import (
     CP_SIZE_MAX,
     DP_SIZE_MAX,
@@ -37,6 +40,20 @@ class FeedSettings(ServiceSettings):
     endpoint: str = Field(
         default="tcp://127.0.0.1:5600",
         description="ZMQ address that ranks connect to: tcp://host:port or ipc://path.",
+    )
+    curve_key_file: Path | None = Field(
+        default=None,
+        description="The feed's secret key, as `sideband keys` makes it (mode 600). With it only "
+        "ranks that hold a key get in; needed for an endpoint beyond loopback.",
+    )
+    curve_ranks_dir: Path | None = Field(
+        default=None,
+        description="Folder of the public keys of ranks that may connect, read again when it "
+        "changes.",
+    )
+    plain_beyond_loopback: bool = Field(
+        default=False,
+        description="Serve an endpoint beyond loopback without keys, to whoever reaches it.",
     )
     dp_size: int = Field(default=1, ge=1, le=DP_SIZE_MAX, description="Data ranks.")
     cp_size: int = Field(
@@ -91,6 +108,26 @@ class FeedSettings(ServiceSettings):
         if (self.rank_lost_fails_after_s or self.peer_timeout_s) < self.peer_timeout_s:
             raise ValueError("rank_lost_fails_after_s must not be shorter than peer_timeout_s")
         return self
+
+    @model_validator(mode="after")
+    def _keys_beyond_loopback(self) -> Self:
+        if (self.curve_key_file is None) != (self.curve_ranks_dir is None):
+            raise ValueError("curve_key_file and curve_ranks_dir come together")
+        try:
+            check_guarded(
+                self.endpoint,
+                has_keys=self.curve_key_file is not None,
+                plain_beyond_loopback=self.plain_beyond_loopback,
+            )
+        except InvalidInput as exc:
+            raise ValueError(str(exc)) from exc
+        return self
+
+    def keys(self) -> FeedKeys | None:
+        """Where the keys lie; None: whoever reaches the endpoint is served."""
+        if self.curve_key_file is None or self.curve_ranks_dir is None:
+            return None
+        return FeedKeys(feed_key=self.curve_key_file, ranks_dir=self.curve_ranks_dir)
 
     @property
     def ranks(self) -> int:

@@ -66,6 +66,11 @@ class FeedEvents(FeedObserver):
         self._metrics.refusals_total.labels(code).inc()
         log.warning("rank_refused", code=code, reason=reason)
 
+    def peers_denied(self, reason: str, count: int) -> None:
+        """Connections were not let in."""
+        self._metrics.peers_denied_total.labels(reason).inc(count)
+        log.warning("peers_denied", reason=reason, count=count)
+
     def micro_batch_sent(self, rank: RankState, *, step: int, sent_bytes: int) -> None:
         """A chunk is on the way."""
         self._metrics.micro_batches_sent_total.inc()

@@ -9,6 +9,7 @@
 | feed_ranks_expected, feed_ranks_connected | |
 | feed_rank_joins_total, feed_ranks_lost_total | |
 | feed_refusals_total | code |
+| feed_peers_denied_total | reason: key, protocol, handshake |
 
 Codes of refusals are those of docs/feed-protocol.md, so their number is bounded.
 """
@@ -39,3 +40,6 @@ class Metrics:
         self.rank_joins_total = counter("rank_joins_total", "Hellos taken, repeats too.")
         self.ranks_lost_total = counter("ranks_lost_total", "Ranks that went without goodbye.")
         self.refusals_total = counter("refusals_total", "Refused messages of ranks.", "code")
+        self.peers_denied_total = counter(
+            "peers_denied_total", "Connections that were not let in.", "reason"
+        )

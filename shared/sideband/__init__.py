@@ -5,6 +5,7 @@ What users need is here; everything else is one level down. torch lives in ``sid
 
 from sideband.errors import FeedError, InvalidInput, PayloadError, SidebandError
 from sideband.feed.committer import StepCommitter
+from sideband.feed.keys import RankKeys
 from sideband.feed.micro_batch import RankMicroBatch
 from sideband.feed.rank import RankFeed, RankStep
 from sideband.masks.rows import MaskRows, ScoreRows
@@ -51,6 +52,7 @@ __all__ = [
     "PayloadRoot",
     "PayloadSegment",
     "RankFeed",
+    "RankKeys",
     "RankMicroBatch",
     "RankStep",
     "RoutingRows",

@@ -10,10 +10,12 @@ from typing import Final, Self
 
 import zmq
 
+from sideband.feed.curve import rank_keys
+from sideband.feed.dealer import Dealer
 from sideband.feed.errors import FeedTimeout, RankRefused, StepFailed
-from sideband.feed.frames import decode_message, encode_message
+from sideband.feed.frames import encode_message
+from sideband.feed.keys import RankKeys
 from sideband.feed.messages import (
-    FROM_FEED,
     AbortMessage,
     CommitMessage,
     CommittedMessage,
@@ -22,10 +24,15 @@ from sideband.feed.messages import (
 from sideband.ids import RunId
 
 REPEAT_S: Final = 1.0
+CONNECTING_S: Final = 0.05  # how soon it tries again while there is no connection
 
 
 class StepCommitter:
-    """One rank's commits. Not thread-safe; make it in the process that uses it."""
+    """One rank's commits. Not thread-safe; make it in the process that uses it.
+
+    ``keys`` as ``RankFeed`` has them. Raises InvalidInput for an address beyond loopback without
+    keys unless ``plain_beyond_loopback``, BadKeyFile, CurveUnavailable.
+    """
 
     def __init__(
         self,
@@ -34,15 +41,14 @@ class StepCommitter:
         run_id: RunId | str,
         global_rank: int,
         commit_timeout_s: float = 60.0,
+        keys: RankKeys | None = None,
+        plain_beyond_loopback: bool = False,
     ) -> None:
+        loaded = rank_keys(endpoint, keys, plain_beyond_loopback=plain_beyond_loopback)
         self._endpoint, self._run_id, self._global_rank = endpoint, run_id, global_rank
         self._commit_timeout_s = commit_timeout_s
-        self._context = zmq.Context()
-        self._dealer = self._context.socket(zmq.DEALER)
-        self._dealer.setsockopt(zmq.LINGER, 0)
-        self._dealer.setsockopt(zmq.RECONNECT_IVL, 50)
-        self._dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        self._dealer.connect(endpoint)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._dealer = Dealer(self._context, endpoint, loaded)
 
     def commit(self, step: int) -> None:
         """Say that the optimizer step is done; returns when the feed has recorded it.
@@ -54,25 +60,28 @@ class StepCommitter:
         frames = encode_message(header)
         deadline_s = time.monotonic() + self._commit_timeout_s
         while (left_s := deadline_s - time.monotonic()) > 0:
-            if self._dealer.poll(0, zmq.POLLOUT):
-                self._dealer.send_multipart(frames, flags=zmq.NOBLOCK)
-            if self._is_answered(step, min(REPEAT_S, left_s)):
+            self._dealer.heal(now_s=time.monotonic())
+            is_sent = self._dealer.send(frames)
+            if self._is_answered(step, min(REPEAT_S if is_sent else CONNECTING_S, left_s)):
                 return
-        what = f"the confirmation of step {step} from {self._endpoint}"
+        why = f" ({self._dealer.denial})" if self._dealer.denial else ""
+        what = f"the confirmation of step {step} from {self._endpoint}{why}"
         raise FeedTimeout(what, waited_s=self._commit_timeout_s)
 
     def _is_answered(self, step: int, wait_s: float) -> bool:
         deadline_s = time.monotonic() + wait_s
         while (left_s := deadline_s - time.monotonic()) > 0:
-            if not self._dealer.poll(max(1, int(left_s * 1000))):
-                return False
-            header, _ = decode_message(self._dealer.recv_multipart(), FROM_FEED)
-            if isinstance(header, CommittedMessage) and header.step >= step:
-                return True
-            if isinstance(header, AbortMessage):
-                raise StepFailed(header.step, header.reason)
-            if isinstance(header, RefusedMessage):
-                raise RankRefused(header.code, header.reason)
+            self._dealer.wait(left_s)
+            received, fault = self._dealer.receive()
+            for header, _ in received:
+                if isinstance(header, CommittedMessage) and header.step >= step:
+                    return True
+                if isinstance(header, AbortMessage):
+                    raise StepFailed(header.step, header.reason)
+                if isinstance(header, RefusedMessage):
+                    raise RankRefused(header.code, header.reason)
+            if fault is not None:
+                raise fault
         return False
 
     def close(self) -> None:

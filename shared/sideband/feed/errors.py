@@ -14,6 +14,8 @@ FeedError (sideband.errors)
 │   ├── FeedPaused          an operator paused the intake: later
 │   └── FeedEnded           no more steps were promised
 ├── RankRefused             the feed does not take this rank: code, reason
+├── BadKeyFile              a key file or folder that cannot be used: path, rule
+├── CurveUnavailable        this build of libzmq has no CURVE
 ├── FeedTimeout             the feed, or a rank that it waits for, did nothing in time
 ├── StepFailed              one rank failed the step, so it fails on all
 ├── StepMissing             steps between what was committed and what came are gone
@@ -25,6 +27,8 @@ FeedError (sideband.errors)
 ├── FeedClosed              close() was called
 └── WrongProcess            made in one process and used in another: a fork has none of its threads
 """
+
+from pathlib import Path
 
 from sideband.errors import FeedError
 
@@ -128,6 +132,21 @@ class RankRefused(FeedError):
     def __init__(self, code: str, reason: str, *, retry_after_s: float | None = None) -> None:
         self.code, self.reason, self.retry_after_s = code, reason, retry_after_s
         super().__init__(f"{code}: {reason}")
+
+
+class BadKeyFile(FeedError):
+    """A key file or a folder of them that is missing, open to others, or no key at all."""
+
+    def __init__(self, path: Path, rule: str) -> None:
+        self.path, self.rule = path, rule
+        super().__init__(f"key file {path}: {rule}")
+
+
+class CurveUnavailable(FeedError):
+    """Keys are asked for, and this build of libzmq has no CURVE."""
+
+    def __init__(self) -> None:
+        super().__init__("this build of libzmq has no CURVE: use one with libsodium")
 
 
 class FeedTimeout(FeedError):

@@ -1,7 +1,6 @@
 """One thread, one DEALER socket, one session: a rank's connection to the feed.
 
-The trainer's threads wait on ``wait`` and act through ``act``; both hold the one lock. Foreign
-errors (zmq) are translated here.
+The trainer's threads wait on ``wait`` and act through ``act``; both hold the one lock.
 """
 
 import socket
@@ -13,20 +12,16 @@ from typing import Final, TypeVar
 import zmq
 
 from sideband.errors import FeedError, SidebandError
-from sideband.feed.errors import FeedClosed, FeedTimeout, MalformedFrame, UnsupportedProtocol
-from sideband.feed.frames import Frame, decode_message, encode_message
-from sideband.feed.limits import MICRO_BATCH_FRAME_BYTES_MAX
-from sideband.feed.messages import (
-    FROM_FEED,
-    Header,
-)
-from sideband.feed.router import receive_frames
+from sideband.feed.dealer import Dealer
+from sideband.feed.errors import FeedClosed, FeedTimeout
+from sideband.feed.frames import encode_message
+from sideband.feed.keys import LoadedRankKeys
+from sideband.feed.messages import Header
 from sideband.feed.session import RankSession
 
 POLL_S: Final = 0.05  # how late a repeat or a sign of life may be
 LINGER_S: Final = 1.0  # for BYE; a feed that is gone cannot take it
 JOIN_TIMEOUT_S: Final = 5.0
-FRAMES_PER_TURN_MAX: Final = 64  # then commands and signs of life get their turn
 
 T = TypeVar("T")
 
@@ -34,9 +29,12 @@ T = TypeVar("T")
 class RankLink:
     """Owns the socket's thread. ``start`` begins to greet; ``close`` says goodbye and joins."""
 
-    def __init__(self, endpoint: str, session: RankSession) -> None:
-        self.endpoint = endpoint
+    def __init__(
+        self, endpoint: str, session: RankSession, *, keys: LoadedRankKeys | None = None
+    ) -> None:
+        self.endpoint, self._keys = endpoint, keys
         self._session = session
+        self._denial = ""  # why the last handshake failed
         self._changed = threading.Condition()
         self._outgoing: list[Header] = []
         self._is_closing = False
@@ -93,7 +91,8 @@ class RankLink:
     def _timeout(self, what: str, waited_s: float) -> FeedTimeout:
         session = self._session
         if session.welcome is None:
-            what = f"{what} (no welcome from {self.endpoint} yet{_because(session.refusal)})"
+            why = _because(session.refusal or self._denial)
+            what = f"{what} (no welcome from {self.endpoint} yet{why})"
         return FeedTimeout(what, waited_s=waited_s, waiting_for=session.waiting_for)
 
     def close(self) -> None:
@@ -126,57 +125,36 @@ class RankLink:
                 self.fail(FeedError("the thread of the feed's connection has crashed"), step=None)
 
     def _exchange(self) -> None:
-        context = zmq.Context()
-        dealer = self._connect(context)
-        poller = self._poller(dealer)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        dealer = Dealer(context, self.endpoint, self._keys)
         try:
             while True:
+                now_s = time.monotonic()
+                dealer.heal(now_s=now_s)
                 with self._changed:
-                    is_closing = self._is_closing
-                    now_s = time.monotonic()
+                    is_closing, self._denial = self._is_closing, dealer.denial
                     is_silent = self._session.is_silent(now_s=now_s)
                     if is_silent:
                         self._session.rejoin(now_s=now_s)
                 if is_silent:  # a half-open connection looks alive for minutes: make a new one
-                    dealer.close(linger=0)
-                    dealer = self._connect(context)
-                    poller = self._poller(dealer)
+                    dealer.reconnect()
                 self._send_all(dealer)
                 if is_closing:
                     return
-                poller.poll(int(POLL_S * 1000))
+                dealer.wait(POLL_S, or_fd=self._wake_out.fileno())
                 self._forget_wakes()
                 self._receive_all(dealer)
         finally:
-            dealer.close(linger=int(LINGER_S * 1000))
+            dealer.close(linger_s=LINGER_S)
             context.term()
 
-    def _connect(self, context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":
-        dealer = context.socket(zmq.DEALER)
-        dealer.setsockopt(zmq.LINGER, 0)
-        dealer.setsockopt(zmq.IMMEDIATE, 1)  # what is said before there is a peer is repeated
-        dealer.setsockopt(zmq.MAXMSGSIZE, MICRO_BATCH_FRAME_BYTES_MAX)
-        dealer.setsockopt(zmq.RCVHWM, 0)  # bounded by credit
-        dealer.setsockopt(zmq.RECONNECT_IVL, 50)
-        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        dealer.connect(self.endpoint)
-        return dealer
-
-    def _poller(self, dealer: "zmq.Socket[bytes]") -> zmq.Poller:
-        poller = zmq.Poller()
-        poller.register(dealer, zmq.POLLIN)
-        poller.register(self._wake_out.fileno(), zmq.POLLIN)
-        return poller
-
-    def _send_all(self, dealer: "zmq.Socket[bytes]") -> None:
+    def _send_all(self, dealer: Dealer) -> None:
         with self._changed:
             headers = [*self._outgoing, *self._session.due(now_s=time.monotonic())]
             self._outgoing.clear()
         for header in headers:
-            try:
-                dealer.send_multipart(encode_message(header), flags=zmq.NOBLOCK)
-            except zmq.Again:  # no connection: what matters is repeated after the next hello
-                with self._changed:
+            if not dealer.send(encode_message(header)):
+                with self._changed:  # what matters is repeated after the next hello
                     self._session.on_unsent(now_s=time.monotonic())
                 return
 
@@ -187,8 +165,8 @@ class RankLink:
         except BlockingIOError:
             return
 
-    def _receive_all(self, dealer: "zmq.Socket[bytes]") -> None:
-        received, fault = _decoded(dealer)
+    def _receive_all(self, dealer: Dealer) -> None:
+        received, fault = dealer.receive()
         if received:
             with self._changed:  # once for all of them: the trainer's threads want it too
                 now_s = time.monotonic()
@@ -207,21 +185,6 @@ class RankLink:
             return session.want_fail(at if step is None else step, str(error))
 
         self.act(fail)
-
-
-def _decoded(
-    dealer: "zmq.Socket[bytes]",
-) -> tuple[list[tuple[Header, Frame | None]], SidebandError | None]:
-    """The messages that have come, up to a bound or a broken one; bodies are not copied."""
-    received: list[tuple[Header, Frame | None]] = []
-    try:
-        while len(received) < FRAMES_PER_TURN_MAX:
-            received.append(decode_message(receive_frames(dealer), FROM_FEED))
-    except zmq.Again:
-        return received, None
-    except (MalformedFrame, UnsupportedProtocol) as exc:
-        return received, exc
-    return received, None
 
 
 def _because(refusal: str) -> str:

@@ -24,5 +24,8 @@ class FeedObserver:
     def rank_refused(self, code: str, reason: str) -> None:
         """Somebody was not let in, or spoke nonsense."""
 
+    def peers_denied(self, reason: str, count: int) -> None:
+        """``count`` connections were not let in: ``key``, ``protocol`` or ``handshake``."""
+
     def micro_batch_sent(self, rank: RankState, *, step: int, sent_bytes: int) -> None:
         """A chunk is on the way."""

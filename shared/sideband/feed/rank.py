@@ -14,7 +14,9 @@ from uuid import uuid4
 
 from sideband.batch.types import Align
 from sideband.feed.assembly import Assembler, View
+from sideband.feed.curve import rank_keys
 from sideband.feed.errors import FeedTimeout, StepUnfinished, WrongProcess
+from sideband.feed.keys import RankKeys
 from sideband.feed.layers import Fill
 from sideband.feed.link import RankLink
 from sideband.feed.messages import HelloMessage
@@ -38,6 +40,8 @@ class RankFeed:
     feed remembers. ``global_rank`` may be left out where there are no tensor or pipeline siblings.
     ``layers``: decoder layer ids of a pipeline stage; ``all_layers``: a column for each of them.
     ``credit``: micro batches that may wait undecoded; ``prefetch``: those assembled ahead.
+    ``keys``: what `sideband keys` made; an address beyond loopback needs them, unless
+    ``plain_beyond_loopback`` says that its network is to be trusted.
 
     Iterating raises StepFailed (some rank gave the step up), RankReadFailed (this rank did),
     RankRefused, StepMissing, ModelMismatch, FeedTimeout after ``step_timeout_s`` without a micro
@@ -68,7 +72,10 @@ class RankFeed:
         join_timeout_s: float = 120.0,
         commit_timeout_s: float = 60.0,
         peer_timeout_s: float = 10.0,
+        keys: RankKeys | None = None,
+        plain_beyond_loopback: bool = False,
     ) -> None:
+        loaded = rank_keys(endpoint, keys, plain_beyond_loopback=plain_beyond_loopback)
         self._pid = os.getpid()
         self._step_timeout_s, self._join_timeout_s = step_timeout_s, join_timeout_s
         self._commit_timeout_s = commit_timeout_s
@@ -85,7 +92,7 @@ class RankFeed:
             model=model,
         )
         session = RankSession(hello=hello, peer_timeout_s=peer_timeout_s)
-        self._link = RankLink(endpoint, session)
+        self._link = RankLink(endpoint, session, keys=loaded)
         self._pool = ReadPool(threads)
         view = View(
             align=align,

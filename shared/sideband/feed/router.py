@@ -9,7 +9,10 @@ from typing import Final
 
 import zmq
 
+from sideband.errors import FeedError
+from sideband.feed.curve import Doorman, HandshakeWatch
 from sideband.feed.frames import Frame
+from sideband.feed.keys import FeedKeys
 from sideband.feed.limits import HEADER_BYTES_MAX, PEER_QUEUE_MAX
 
 CLOSE_LINGER_MS: Final = 500  # last answers get out; a rank that is gone cannot hold us up
@@ -20,14 +23,23 @@ _NO_COPY_BYTES_MIN: Final = 1 << 16  # below it a copy is cheaper than keeping t
 
 
 class Router:
-    """Bound from the start. ``bound_endpoint`` tells the port where ``endpoint`` left it open."""
+    """Bound from the start. ``bound_endpoint`` tells the port where ``endpoint`` left it open.
 
-    def __init__(self, endpoint: str) -> None:
+    With ``keys`` only holders of a key in their folder get in. ``denials`` tells who did not.
+    Raises BadKeyFile, CurveUnavailable, or zmq.ZMQError for an address that cannot be bound.
+    """
+
+    def __init__(self, endpoint: str, *, keys: FeedKeys | None = None) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._doorman: Doorman | None = None
         self._socket = self._context.socket(zmq.ROUTER)
+        self.denials = HandshakeWatch(self._socket)
         try:
+            if keys is not None:
+                self._doorman = Doorman(self._context, keys)
+                self._doorman.guard(self._socket)
             self._bind(endpoint)
-        except zmq.ZMQError:
+        except (zmq.ZMQError, FeedError):
             self.close()
             raise
         self.bound_endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -68,7 +80,10 @@ class Router:
 
     def close(self) -> None:
         """Blocks until the last answers are out, at most ``CLOSE_LINGER_MS``."""
+        self.denials.close()
         self._socket.close(linger=CLOSE_LINGER_MS)
+        if self._doorman is not None:
+            self._doorman.close()
         self._context.term()
 
 

@@ -17,6 +17,7 @@ from sideband.feed.delivery import Delivery
 from sideband.feed.errors import MalformedStep
 from sideband.feed.facts import Abort, Decision, End, Failure, RankState, Release, Send
 from sideband.feed.frames import Frame, encode_message, with_release
+from sideband.feed.keys import FeedKeys
 from sideband.feed.messages import (
     AbortMessage,
     EndMessage,
@@ -45,7 +46,8 @@ class PutReceipt:
 class FeedServer:
     """Serves one run. Use its methods on the loop of ``serving``; ``delivery`` may be read there.
 
-    ``endpoint`` is a ZMQ address; with a wildcard port ``bound_endpoint`` tells the real one.
+    ``endpoint`` is a ZMQ address; with a wildcard port ``bound_endpoint`` tells the real one. With
+    ``keys`` only ranks that hold a key get in.
     """
 
     def __init__(
@@ -53,10 +55,12 @@ class FeedServer:
         delivery: Delivery,
         endpoint: str,
         *,
+        keys: FeedKeys | None = None,
         observer: FeedObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.delivery, self._endpoint, self._clock = delivery, endpoint, clock
+        self._keys = keys
         self._observer = observer or FeedObserver()
         self._answerer = Answerer(delivery, self._observer)
         self._steps: dict[int, OutgoingStep] = {}
@@ -65,12 +69,17 @@ class FeedServer:
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator["FeedServer"]:
-        """Bound and running inside; stopped and closed after. Once."""
-        self._router = Router(self._endpoint)
+        """Bound and running inside; stopped and closed after. Once.
+
+        Raises BadKeyFile, CurveUnavailable, or zmq.ZMQError for an address that cannot be bound.
+        """
+        self._router = await asyncio.to_thread(Router, self._endpoint, keys=self._keys)
         self.bound_endpoint = self._router.bound_endpoint
         loop = asyncio.get_running_loop()
         try:
             loop.add_reader(self._router.fd, self._wake.set)
+            loop.add_reader(self._router.denials.fd, self._note_denials)
+            self._note_denials()  # the descriptor tells nothing before the first look
             async with asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(self._exchange_all()),
@@ -83,6 +92,7 @@ class FeedServer:
                         task.cancel()
         finally:
             loop.remove_reader(self._router.fd)
+            loop.remove_reader(self._router.denials.fd)
             await asyncio.to_thread(self._router.close)
 
     # --- for the service -------------------------------------------------------------------
@@ -165,6 +175,12 @@ class FeedServer:
             self._note_failure(before=failure)
             self._forget()
             self.wake()
+
+    def _note_denials(self) -> None:
+        """All that there are: the descriptor tells of new ones only."""
+        while denials := self._router.denials.take():
+            for reason, count in denials.items():
+                self._observer.peers_denied(reason, count)
 
     def _note_failure(self, *, before: Failure | None) -> None:
         failure = self.delivery.failure

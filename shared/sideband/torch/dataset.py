@@ -3,13 +3,17 @@
 The worker owns the ``RankFeed``; the main process commits with a ``StepCommitter`` after its
 optimizer step::
 
-    dataset = RankFeedDataset("tcp://feed:5600", dp_rank=0, cp_rank=1, payload_root="/mnt/payloads")
+    keys = RankKeys(feed_key="/keys/feed.key", rank_key="/keys/rank.key_secret")
+    dataset = RankFeedDataset(endpoint, dp_rank=0, cp_rank=1, payload_root="/mnt/run", keys=keys)
     committer = None
     for batch in DataLoader(dataset, batch_size=None, num_workers=1):
         train(batch)
         if batch.index + 1 == batch.count:
             optimizer.step()
-            committer = committer or StepCommitter(endpoint, run_id=batch.run_id, global_rank=1)
+            if committer is None:
+                committer = StepCommitter(
+                    endpoint, run_id=batch.run_id, global_rank=1, keys=keys
+                )
             committer.commit(batch.step)
 
 An error in the worker reaches the main process as torch brings it: a RuntimeError whose text
@@ -23,6 +27,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from sideband.batch.types import Align
 from sideband.errors import InvalidInput
+from sideband.feed.keys import RankKeys
 from sideband.feed.layers import Fill
 from sideband.feed.rank import RankFeed
 from sideband.feed.reads import RetryPlan
@@ -60,6 +65,8 @@ class RankFeedDataset(IterableDataset[TensorMicroBatch]):
         retry: RetryPlan | None = None,
         step_timeout_s: float = 1800.0,
         join_timeout_s: float = 120.0,
+        keys: RankKeys | None = None,
+        plain_beyond_loopback: bool = False,
         widen_experts: bool = False,
     ) -> None:
         super().__init__()
@@ -69,6 +76,7 @@ class RankFeedDataset(IterableDataset[TensorMicroBatch]):
         self.layers, self.all_layers, self.fill = layers, all_layers, fill
         self.threads, self.prefetch, self.credit, self.retry = threads, prefetch, credit, retry
         self.step_timeout_s, self.join_timeout_s = step_timeout_s, join_timeout_s
+        self.keys, self.plain_beyond_loopback = keys, plain_beyond_loopback
         self.widen_experts = widen_experts
 
     def __iter__(self) -> Iterator[TensorMicroBatch]:
@@ -100,4 +108,6 @@ class RankFeedDataset(IterableDataset[TensorMicroBatch]):
             retry=self.retry,
             step_timeout_s=self.step_timeout_s,
             join_timeout_s=self.join_timeout_s,
+            keys=self.keys,
+            plain_beyond_loopback=self.plain_beyond_loopback,
         )

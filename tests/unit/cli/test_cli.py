@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from sideband.cli import app as cli
 from sideband.cli import entry
 from sideband.doctor import probes, visit
+from sideband.feed.keys import read_pair
 from tests.unit.payload.support import make_root, write_one
 
 RUNNER = CliRunner()
@@ -94,8 +95,29 @@ def test_inspect_names_a_file_that_lies_in_no_root(
     assert "no .sideband-root.json" in capsys.readouterr().err
 
 
+def test_keys_makes_what_is_missing_and_shows_no_secret(tmp_path: Path) -> None:
+    done = RUNNER.invoke(cli.app, ["keys", str(tmp_path / "keys")])
+    assert done.exit_code == 0, done.output
+    secret = read_pair(tmp_path / "keys" / "rank.key_secret").secret.decode()
+    assert secret not in done.output
+    for part in ("feed.key_secret", "SIDEBAND_FEED_CURVE_RANKS_DIR", "new"):
+        assert part in done.output
+    again = RUNNER.invoke(cli.app, ["keys", str(tmp_path / "keys"), "--rank", "rank"])
+    assert (again.exit_code, "new" in again.output) == (0, False)
+    assert read_pair(tmp_path / "keys" / "rank.key_secret").secret.decode() == secret
+
+
+def test_keys_names_a_file_that_others_may_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert RUNNER.invoke(cli.app, ["keys", str(tmp_path)]).exit_code == 0
+    (tmp_path / "feed.key_secret").chmod(0o644)
+    assert run_main(monkeypatch, "keys", str(tmp_path)) == 2
+    assert "chmod 600" in capsys.readouterr().err
+
+
 def test_every_command_explains_itself() -> None:
-    for words in (["--help"], ["doctor", "--help"], ["inspect", "--help"]):
+    for words in (["--help"], ["doctor", "--help"], ["inspect", "--help"], ["keys", "--help"]):
         done = RUNNER.invoke(cli.app, words)
         assert (done.exit_code, "Usage" in done.output) == (0, True)
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from sideband.batch.types import Sample
 from sideband.feed.codec import Step, encode_step
 from sideband.feed.delivery import Delivery
 from sideband.feed.facts import FeedPlan
+from sideband.feed.keys import FeedKeys
+from sideband.feed.observer import FeedObserver
 from sideband.feed.rank import RankFeed
 from sideband.feed.server import FeedServer, PutReceipt
 from sideband.ids import RequestId
@@ -30,12 +33,24 @@ T = TypeVar("T")
 WAIT_S = 8.0  # far beyond what any of these waits needs
 
 
+class DenialCounter(FeedObserver):
+    """Who was not let in, by reason."""
+
+    def __init__(self) -> None:
+        self.denied: Counter[str] = Counter()
+
+    def peers_denied(self, reason: str, count: int) -> None:
+        """Count them."""
+        self.denied[reason] += count
+
+
 @dataclass(eq=False)
 class LiveFeed:
     """A feed behind a blocking face."""
 
     plan: FeedPlan
     endpoint: str = "tcp://127.0.0.1:*"
+    keys: FeedKeys | None = None
     ranks: list[RankFeed] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -52,7 +67,10 @@ class LiveFeed:
         self._loop.close()
 
     async def _serve(self) -> None:
-        self.server = FeedServer(Delivery(self.plan), self.endpoint)
+        self.observer = DenialCounter()
+        self.server = FeedServer(
+            Delivery(self.plan), self.endpoint, keys=self.keys, observer=self.observer
+        )
         async with self.server.serving():
             self._started.set_result(self.server.bound_endpoint)
             await self._stop.wait()
@@ -105,9 +123,11 @@ class LiveFeed:
 
 
 @contextlib.contextmanager
-def live_feed(plan: FeedPlan, *, endpoint: str = "tcp://127.0.0.1:*") -> Iterator[LiveFeed]:
+def live_feed(
+    plan: FeedPlan, *, endpoint: str = "tcp://127.0.0.1:*", keys: FeedKeys | None = None
+) -> Iterator[LiveFeed]:
     """A feed that is closed on the way out."""
-    feed = LiveFeed(plan, endpoint)
+    feed = LiveFeed(plan, endpoint, keys)
     try:
         yield feed
     finally:
