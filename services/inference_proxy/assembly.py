@@ -138,7 +138,7 @@ def merge_legs(
     Raises MalformedAnswer when the legs cannot belong to one model or one form.
     """
     first = prefill.choices[0]
-    if _mixes(first, choice):
+    if _mixes(prefill, decode, choice):
         raise MalformedAnswer("payload_segments", "one leg answers by handle, the other inline")
     segments = tuple(
         merge_prefill_decode(first.segments, choice.segments, prompt_tokens=prompt_tokens)
@@ -178,9 +178,16 @@ def _ranges(segments: Segments, rows: InlineRows | None) -> list[Range]:
     return [] if rows is None else valid_ranges(rows)
 
 
-def _mixes(first: Choice, second: Choice) -> bool:
-    is_inline = first.routed_experts is not None or second.routed_experts is not None
-    return is_inline and bool(first.segments or second.segments)
+def _mixes(prefill: Answer, decode: Answer | None, choice: Choice) -> bool:
+    """Whether both legs carry rows, in different forms. A leg may carry both (the debug flag)."""
+    first = prefill.choices[0]
+    legs = [(prefill, first), (decode, choice)]
+    forms = {
+        (leg is not None and leg.is_by_handle, of.routed_experts is not None)
+        for leg, of in legs
+        if of.segments or of.routed_experts is not None
+    }
+    return len(forms) > 1
 
 
 def _check_shapes(segments: Iterable[Any]) -> None:

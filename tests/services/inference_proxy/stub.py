@@ -197,7 +197,7 @@ class StubEngine:
         assert not (self.spills and "payload_dir" in extra), "it would not understand it"
         if "payload_dir" in extra and self.by_handle:
             answer |= self.written(extra, body["request_id"], payloads)
-            for choice in choices:
+            for choice in [] if extra.get("payload_debug") else choices:
                 choice["routed_experts"] = choice["sampling_mask"] = None
                 choice.pop("sampling_mask_logprobs", None)
         return answer
