@@ -13,6 +13,7 @@ from bench.workload import kept_sets, routing_rows, sampled_tokens
 from sideband.ids import RequestId, RunId
 from sideband.model import ModelShape
 from sideband.payload.columns import ChoicePayload, MaskColumn, RoutingRows
+from sideband.payload.encodings import DEFAULT_ENCODINGS, Encodings
 from sideband.payload.root import PayloadRoot
 from sideband.payload.writer import WriteReport, write_payload
 
@@ -38,10 +39,22 @@ def request_of(
     return ChoicePayload(choice=0, routing=routing, masks=masks)
 
 
-def publish(root: PayloadRoot, model: ModelShape, choice: ChoicePayload, name: str) -> WriteReport:
+def publish(
+    root: PayloadRoot,
+    model: ModelShape,
+    choice: ChoicePayload,
+    name: str,
+    *,
+    encodings: Encodings = DEFAULT_ENCODINGS,
+) -> WriteReport:
     """Write one request's file as an engine does."""
     return write_payload(
-        root, policy_version=0, request_id=RequestId(name), model=model, choices=[choice]
+        root,
+        policy_version=0,
+        request_id=RequestId(name),
+        model=model,
+        choices=[choice],
+        encodings=encodings,
     )
 
 

@@ -16,6 +16,7 @@ MODULES: Final = (
     "step_memory",
     "engine_write",
     "masks",
+    "routing_packed",
     "rank_read",
     "proxy",
     "feed",

@@ -11,6 +11,7 @@ from services.inference_proxy.config import EngineSettings as ProxyEngine
 from services.inference_proxy.config import ProxySettings
 from sideband.ids import RunId
 from sideband.payload import PayloadRoot
+from sideband.payload.encodings import Encodings
 from simulation import targets
 from simulation.bodies import Json
 from simulation.engine.settings import EngineSettings, Role
@@ -22,6 +23,11 @@ from simulation.processes import Cluster, Running, pick_ports
 Pairing = Literal["colocated", "pd"]
 Form = Literal["inline", "handle"]
 RUN_ID: Final = RunId("simulation")
+# By handle each pairing writes in other encodings: what trains must not show it.
+ENCODINGS: Final[dict[Pairing, Encodings]] = {
+    "colocated": Encodings(routing="raw", masks="others-rice"),
+    "pd": Encodings(routing="packed", masks="csr-bits"),
+}
 ROLES: Final[dict[Pairing, tuple[Role, ...]]] = {
     "colocated": ("colocated", "colocated"),
     "pd": ("prefill", "prefill", "decode", "decode"),
@@ -118,6 +124,7 @@ async def start_pool(
             disobedience_rate=0.3,
             is_fragile=True,
             token_latency_s=token_latency_s,
+            encodings=ENCODINGS[pairing],
         )
         for index, (role, port) in enumerate(zip(roles, ports, strict=True))
     ]

@@ -190,10 +190,22 @@ def chosen_reads(
     return Reads(segments=segments, ranges=ranges)
 
 
+def _model_of(file: PayloadSegment) -> ModelShape:
+    """A model whose rows are as large as the file's."""
+    layers, top_k = file.shape
+    return ModelShape(
+        num_layers=layers,
+        layer_ids=tuple(range(layers)),
+        top_k=top_k,
+        id_space=256 if file.dtype == "uint8" else 1 << 16,
+        vocab_size=1,
+    )
+
+
 def whole_blocks(file: PayloadSegment, segment: PayloadSegment) -> Range:
     """The bytes of all blocks that the segment touches; rows are stored raw."""
     row_bytes = _row_bytes(file)
-    bounds = np.array(routing_blocks(file.rows, row_bytes))
+    bounds = np.array(routing_blocks(file.rows, _model_of(file)))
     first = bounds[np.searchsorted(bounds, segment.row, side="right") - 1]
     last = bounds[np.searchsorted(bounds, segment.row + segment.rows, side="left")]
     return segment.offset + int(first) * row_bytes, int(last - first) * row_bytes

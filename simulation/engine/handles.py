@@ -13,6 +13,7 @@ from sideband.ids import RequestId, RunId, check_id
 from sideband.model import ModelShape
 from sideband.payload import ChoicePayload, MaskColumn, PayloadRoot, RoutingRows, write_payload
 from sideband.payload.durable import DurableFolders
+from sideband.payload.encodings import Encodings
 from simulation.engine.outcomes import Outcome
 from simulation.engine.wire import BadRequest, SamplingParams
 
@@ -59,7 +60,11 @@ def find_target(params: SamplingParams, root: Path | None) -> Target | None:
 
 
 def write_outcomes(
-    target: Target, request_id: str, model: ModelShape, outcomes: Sequence[Outcome]
+    target: Target,
+    request_id: str,
+    model: ModelShape,
+    outcomes: Sequence[Outcome],
+    encodings: Encodings,
 ) -> dict[str, Any]:
     """Write the request's file; the answer's top-level fields that name it. Blocks."""
     choices = [_payload_of(outcome) for outcome in outcomes]
@@ -69,6 +74,7 @@ def write_outcomes(
         request_id=RequestId(check_id("request_id", request_id)),
         model=model,
         choices=choices,
+        encodings=encodings,
     )
     return {
         "payload_segments": {

@@ -213,7 +213,10 @@ class Engine:
             observe(self.truth, request.token_ids, completion, params, index=index, course=course)
             for index, completion in enumerate(completions)
         ]
-        handle = {} if target is None else write_outcomes(target, raw_id, model, outcomes)
+        handle: dict[str, Any] = {}
+        if target is not None:
+            encodings = self.settings.encodings
+            handle = write_outcomes(target, raw_id, model, outcomes, encodings)
         choices = [
             choice_body(outcome, request, model, is_inline=target is None, versions=spans)
             for outcome, spans in zip(outcomes, versions, strict=True)

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from sideband.payload.encodings import DEFAULT_ENCODINGS, Encodings
+
 Role = Literal["colocated", "prefill", "decode"]
 
 
@@ -27,3 +29,4 @@ class EngineSettings:
     is_fragile: bool = False
     token_latency_s: float = 0.0
     returns_masks: bool = True
+    encodings: Encodings = DEFAULT_ENCODINGS  # of its payload files

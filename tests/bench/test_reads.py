@@ -43,7 +43,7 @@ def test_both_sides_read_the_rows_that_were_written(tmp_path: Path, segment_rows
     rows = choice.routing.rows_NLK
     expected = np.concatenate([rows[s.row : s.row + s.rows] for s in reads.segments])
     assert np.array_equal(out.view(np.uint16).reshape(expected.shape), expected)
-    bounds = routing_blocks(len(rows), MODEL.row_size_bytes)
+    bounds = routing_blocks(len(rows), MODEL)
     blocks = []
     for segment in reads.segments:
         touched = [

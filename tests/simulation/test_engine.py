@@ -10,7 +10,9 @@ import pytest
 
 from sideband.engines.inline import decode_sampling_mask
 from sideband.payload import PayloadReader, PayloadRoot
+from sideband.payload.encodings import MASK_ENCODINGS, ROUTING_ENCODINGS, Encodings
 from sideband.segments import PayloadSegment, by_field
+from simulation.generation import ENCODINGS
 from simulation.models import load_shape
 from simulation.truth import Truth
 from tests.simulation.engines import (
@@ -63,9 +65,14 @@ async def test_the_first_row_asked_for_is_obeyed() -> None:
     assert np.array_equal(rows[30:], fewer)
 
 
-async def test_by_handle_the_file_holds_what_inline_would_carry(tmp_path: Path) -> None:
+@pytest.mark.parametrize("of_masks", MASK_ENCODINGS)
+@pytest.mark.parametrize("of_routing", ROUTING_ENCODINGS)
+async def test_by_handle_the_file_holds_what_inline_would_carry(
+    tmp_path: Path, of_routing: str, of_masks: str
+) -> None:
     root = make_root(tmp_path / "root")
-    async with engine(payload_root=root) as client:
+    encodings = Encodings(routing=of_routing, masks=of_masks)
+    async with engine(payload_root=root, encodings=encodings) as client:
         answer = await ask(client, by_handle(root, body(PROMPT, n=3)))
     assert all(choice["routed_experts"] is None for choice in answer["choices"])
     assert all(choice["sampling_mask"] is None for choice in answer["choices"])
@@ -180,3 +187,10 @@ async def test_weights_that_change_are_reported_per_token() -> None:
     choice = answer["choices"][0]
     count = len(choice["token_ids"])
     assert choice["weight_versions"] == [{"version": "6", "start": 0, "end": count}]
+
+
+def test_the_pairings_together_write_in_every_encoding() -> None:
+    """So that each run of the checker compares them."""
+    used = ENCODINGS.values()
+    assert {encodings.routing for encodings in used} == set(ROUTING_ENCODINGS)
+    assert {encodings.masks for encodings in used} == set(MASK_ENCODINGS)

@@ -18,7 +18,6 @@ from sideband.payload.columns import MaskColumn, RoutingRows
 from sideband.payload.encodings import (
     CSR_F32,
     MASK_ENCODINGS,
-    RAW,
     Encodings,
     mask_blocks,
     routing_blocks,
@@ -90,23 +89,26 @@ class Part:
         ]
 
 
-def routing_part(choice: int, routing: RoutingRows, ranges: Ranges, model: ModelShape) -> Part:
+def routing_part(
+    choice: int, routing: RoutingRows, ranges: Ranges, model: ModelShape, encodings: Encodings
+) -> Part:
     """The rows of ``ranges``, which were checked or are about to be."""
     rows_NLK = routing.rows_NLK
     if ranges != [(0, len(rows_NLK))] and ranges:  # leaving rows out costs one copy
         rows_NLK = np.concatenate([rows_NLK[first:last] for first, last in ranges])
     stored_rows = sum(last - first for first, last in ranges)
-    bounds = routing_blocks(stored_rows, model.row_size_bytes)
+    encoding = encodings.routing_of(model)
+    bounds = routing_blocks(stored_rows, model, encoding)
     return Part(
         choice=choice,
         field="routed_experts",
-        encoding=RAW.name,
+        encoding=encoding.name,
         dtype="uint8" if rows_NLK.dtype == np.uint8 else "uint16",
         shape=model.row_shape,
         layer_ids=model.layer_ids,
         runs=_runs(routing.pos, ranges),
         blocks=[
-            (last - first, RAW.encode_block(rows_NLK[first:last]))
+            (last - first, encoding.encode_block(rows_NLK[first:last], model))
             for first, last in pairwise(bounds)
         ],
     )

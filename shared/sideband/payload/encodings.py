@@ -4,10 +4,10 @@ An encoding turns rows into the bytes of one self-contained block and back. ``ra
 ``is_raw``: its stored bytes are the rows, so a reader may read whole blocks where they shall lie.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,22 +16,42 @@ from sideband.errors import InvalidInput
 from sideband.fields import Field
 from sideband.masks import csr_bits, csr_floats, others_rice
 from sideband.masks.rows import MaskRows, ScoreRows
+from sideband.model import ModelShape
+from sideband.payload import packed
 from sideband.payload.columns import RowArray
 from sideband.payload.layout import BLOCK_BYTES_TARGET, Buffer
+
+
+class DecodeRouting(Protocol):
+    """Fills ``out_NLK`` (C-contiguous) with its N rows from row ``first`` of a block of ``rows``.
+
+    Raises ValueError on bytes that no writer makes.
+    """
+
+    def __call__(
+        self, stored: memoryview, rows: int, *, first: int, out_NLK: RowArray, model: ModelShape
+    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingEncoding:
     """Routing rows [N, layers, top-k] as blocks.
 
-    ``decode_block`` fills ``out`` (C-contiguous, the block's rows) and raises ValueError on bytes
-    that no writer makes. Stored bytes are lent: no decoder keeps a view of them.
+    ``parts_of(rows, model)``: a block's bytes. ``block_bytes(rows, model)``: how many these are,
+    exactly. ``rows_within(bytes, model)``: how many rows of a block fit there, at least one. Stored
+    bytes are lent: no decoder keeps a view of them.
     """
 
     name: str
     is_raw: bool
-    encode_block: Callable[[RowArray], list[Buffer]]
-    decode_block: Callable[[memoryview, RowArray], None]
+    parts_of: Callable[[RowArray, ModelShape], Sequence[RowArray]]
+    decode_rows: DecodeRouting
+    block_bytes: Callable[[int, ModelShape], int]
+    rows_within: Callable[[int, ModelShape], int]
+
+    def encode_block(self, rows_NLK: RowArray, model: ModelShape) -> list[Buffer]:
+        """The block's bytes in parts. The caller checks the ids."""
+        return [part.data.cast("B") for part in self.parts_of(rows_NLK, model)]
 
 
 class DecodeMasks(Protocol):
@@ -91,16 +111,32 @@ class ScoreEncoding:
         return [part.data for part in self.parts_of(scores) if len(part)]
 
 
-def _encode_raw(rows_NLK: RowArray) -> list[Buffer]:
-    return [np.ascontiguousarray(rows_NLK).data.cast("B")]
+def _raw_parts(rows_NLK: RowArray, model: ModelShape) -> list[RowArray]:
+    return [cast("RowArray", np.ascontiguousarray(rows_NLK))]
 
 
-def _decode_raw(stored: memoryview, out: RowArray) -> None:
-    out.data.cast("B")[:] = stored
+def _decode_raw(
+    stored: memoryview, rows: int, *, first: int, out_NLK: RowArray, model: ModelShape
+) -> None:
+    row_bytes = out_NLK.nbytes // len(out_NLK)
+    out_NLK.data.cast("B")[:] = stored[first * row_bytes :][: out_NLK.nbytes]
 
 
 RAW: Final = RoutingEncoding(
-    name="raw", is_raw=True, encode_block=_encode_raw, decode_block=_decode_raw
+    name="raw",
+    is_raw=True,
+    parts_of=_raw_parts,
+    decode_rows=_decode_raw,
+    block_bytes=lambda rows, model: rows * model.row_size_bytes,
+    rows_within=lambda size_bytes, model: max(1, size_bytes // model.row_size_bytes),
+)
+PACKED: Final = RoutingEncoding(
+    name="packed",
+    is_raw=False,
+    parts_of=packed.parts_of,
+    decode_rows=packed.decode_rows,
+    block_bytes=packed.block_bytes,
+    rows_within=packed.rows_within,
 )
 CSR_BITS: Final = MaskEncoding(
     name="csr-bits",
@@ -123,7 +159,9 @@ CSR_F32: Final = ScoreEncoding(
     bytes_before=csr_floats.bytes_before,
     bytes_min=(csr_floats.START_BYTES, csr_floats.START_BYTES),
 )
-ROUTING_ENCODINGS: Final[Mapping[str, RoutingEncoding]] = MappingProxyType({RAW.name: RAW})
+ROUTING_ENCODINGS: Final[Mapping[str, RoutingEncoding]] = MappingProxyType(
+    {encoding.name: encoding for encoding in (RAW, PACKED)}
+)
 MASK_ENCODINGS: Final[Mapping[str, MaskEncoding]] = MappingProxyType(
     {encoding.name: encoding for encoding in (OTHERS_RICE, CSR_BITS)}
 )
@@ -136,24 +174,35 @@ RAGGED_ENCODINGS: Final[Mapping[Field, Mapping[str, MaskEncoding | ScoreEncoding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encodings:
-    """What a writer uses, by name. docs/decisions/0013-kept-sets-without-the-sampled-id.md."""
+    """What a writer uses, by name. Decisions 0013 and 0014 say why these are the defaults.
 
+    Ids of one byte stay ``raw`` whatever ``routing`` says: there is nothing to leave out.
+    """
+
+    routing: str = RAW.name
     masks: str = OTHERS_RICE.name
 
     def check(self) -> "Encodings":
         """Self. Raises InvalidInput for a name that is not in the registry."""
-        if self.masks not in MASK_ENCODINGS:
-            raise InvalidInput("encodings.masks", self.masks, f"must be in {set(MASK_ENCODINGS)}")
+        for part, name, known in (
+            ("routing", self.routing, ROUTING_ENCODINGS),
+            ("masks", self.masks, MASK_ENCODINGS),
+        ):
+            if name not in known:
+                raise InvalidInput(f"encodings.{part}", name, f"must be one of {sorted(known)}")
         return self
+
+    def routing_of(self, model: ModelShape) -> RoutingEncoding:
+        """The encoding of the model's routing rows."""
+        return RAW if model.row_dtype.itemsize == 1 else ROUTING_ENCODINGS[self.routing]
 
 
 DEFAULT_ENCODINGS: Final = Encodings()
 
 
-def routing_blocks(rows: int, row_size_bytes: int) -> list[int]:
+def routing_blocks(rows: int, model: ModelShape, encoding: RoutingEncoding = RAW) -> list[int]:
     """Boundaries that cut ``rows`` into blocks of about the target size, at least one row each."""
-    step = max(1, BLOCK_BYTES_TARGET // row_size_bytes)
-    return [*range(0, rows, step), rows]
+    return [*range(0, rows, encoding.rows_within(BLOCK_BYTES_TARGET, model)), rows]
 
 
 def mask_blocks(masks: MaskRows, vocab_size: int, encoding: MaskEncoding) -> list[int]:

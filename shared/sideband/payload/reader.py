@@ -148,9 +148,7 @@ class PayloadReader:
         index = checked_index(front, prefix, file=file)
         check_sections(header, file=file)
         self._check_origin(header, file, path)
-        check_index(
-            header.sections, index, front_bytes=front_stop, file_bytes=prefix.file_bytes, file=file
-        )
+        check_index(header, index, front_bytes=front_stop, file_bytes=prefix.file_bytes, file=file)
         return OpenPayload(file=file, fd=fd, header=header, sections=_opened(header, index))
 
     def _check_origin(self, header: PayloadHeader, file: str, path: PayloadPath) -> None:

@@ -55,13 +55,12 @@ def read_routing_rows(payload: OpenPayload, segment: PayloadSegment, out: RowArr
 def _decode_into(
     payload: OpenPayload, block: Block, encoding: RoutingEncoding, out: RowArray
 ) -> None:
-    stored = scratch_block(payload, block)
-    rows = np.empty((block.rows, *out.shape[1:]), out.dtype)
+    stored, place = scratch_block(payload, block), out[block.start : block.stop]
+    model = payload.header.model
     try:
-        encoding.decode_block(stored, rows)
+        encoding.decode_rows(stored, block.rows, first=block.first, out_NLK=place, model=model)
     except ValueError as exc:
         raise BlockMalformed(payload.file, block=block.number, reason=str(exc)) from exc
-    out[block.start : block.stop] = rows[block.first : block.last]
 
 
 def read_mask_rows(

@@ -1,5 +1,6 @@
 """What a header's sections and block index must satisfy together, before any row is read."""
 
+from collections.abc import Callable
 from typing import Final, cast
 
 import numpy as np
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 from sideband.errors import InvalidInput
 from sideband.fields import FIELDS, Field
 from sideband.model import ModelShape
-from sideband.payload.encodings import RAGGED_ENCODINGS, RAW
+from sideband.payload.encodings import RAGGED_ENCODINGS, ROUTING_ENCODINGS
 from sideband.payload.errors import HeaderCorrupt, SectionsMisplaced
 from sideband.payload.header import PayloadHeader, Section
 from sideband.payload.layout import BLOCK_BYTES_MAX, aligned
@@ -56,7 +57,7 @@ def _check_columns(section: Section, model: ModelShape, file: str) -> None:
 
 
 def check_index(
-    sections: tuple[Section, ...],
+    header: PayloadHeader,
     index: NDArray[np.void],
     *,
     front_bytes: int,
@@ -65,19 +66,19 @@ def check_index(
 ) -> None:
     """Raises SectionsMisplaced unless blocks tile their sections and sections tile the file."""
     reached, first = front_bytes, 0
-    for section in sections:
+    for section in header.sections:
         if section.offset != aligned(reached):
             raise SectionsMisplaced(file, f"section at {section.offset}, not {aligned(reached)}")
-        _check_blocks(section, index[first : first + section.block_count], file)
+        _check_blocks(section, header.model, index[first : first + section.block_count], file)
         reached = section.offset + section.size_bytes
         first += section.block_count
     if reached != file_bytes:
         raise SectionsMisplaced(file, f"sections end at {reached}, the file at {file_bytes}")
 
 
-def _check_blocks(section: Section, blocks: NDArray[np.void], file: str) -> None:
+def _check_blocks(section: Section, model: ModelShape, blocks: NDArray[np.void], file: str) -> None:
     """One pass in plain numbers: most sections have few blocks, where arrays cost far more."""
-    size_of_row, (bytes_per_row, bytes_more) = _sizes(section)
+    bounds = _size_bounds(section, model)
     reached, rows_seen = section.offset, 0
     for first in range(0, len(blocks), _BLOCKS_AT_ONCE):
         for offset, size_bytes, rows, _ in blocks[first : first + _BLOCKS_AT_ONCE].tolist():
@@ -85,33 +86,28 @@ def _check_blocks(section: Section, blocks: NDArray[np.void], file: str) -> None
                 raise SectionsMisplaced(file, f"an empty or oversized block of {section.field}")
             if offset != reached:
                 raise SectionsMisplaced(file, f"blocks of {section.field} overlap or leave a hole")
-            if size_of_row and size_bytes != rows * size_of_row:
-                raise SectionsMisplaced(file, "a raw block is not its rows")
-            if size_bytes < rows * bytes_per_row + bytes_more:
-                raise SectionsMisplaced(file, "a block of kept sets lacks its counts")
+            least, most = bounds(rows)
+            if not least <= size_bytes <= most:
+                raise SectionsMisplaced(file, f"a block of {section.field} is not its rows")
             reached += size_bytes
             rows_seen += rows
     if reached != section.offset + section.size_bytes or rows_seen != section.rows:
         raise SectionsMisplaced(file, f"blocks of {section.field} are not its bytes and rows")
 
 
-def _sizes(section: Section) -> tuple[int, tuple[int, int]]:
-    """What the encodings of this reader say about a block's size. Others are refused when read.
+def _size_bounds(section: Section, model: ModelShape) -> Callable[[int], tuple[int, int]]:
+    """(least, most) bytes of a block of so many rows in an encoding of this reader.
 
-    (bytes of each row of a raw block or 0, bytes of a row and more that kept sets take at least).
+    Other encodings are refused when they are read.
     """
     declared = FIELDS.get(cast("Field", section.field))
-    if declared is None:
-        return 0, (0, 0)
-    if declared.ragged is None:
-        return row_size_bytes(section) if section.encoding == RAW.name else 0, (0, 0)
-    encoding = RAGGED_ENCODINGS[declared.name].get(section.encoding)
-    return 0, encoding.bytes_min if encoding is not None else (0, 0)
-
-
-def row_size_bytes(section: Section) -> int:
-    """Bytes of one decoded routing row."""
-    size = np.dtype(section.dtype).itemsize
-    for width in section.shape:
-        size *= width
-    return size
+    if declared is not None and declared.ragged is not None:
+        ragged = RAGGED_ENCODINGS[declared.name].get(section.encoding)
+        if ragged is not None:
+            per_row, more = ragged.bytes_min
+            return lambda rows: (rows * per_row + more, BLOCK_BYTES_MAX)
+    elif declared is not None:
+        routing = ROUTING_ENCODINGS.get(section.encoding)
+        if routing is not None:
+            return lambda rows: (routing.block_bytes(rows, model),) * 2
+    return lambda rows: (1, BLOCK_BYTES_MAX)

@@ -66,6 +66,7 @@ class _Request:
     request_id: RequestId
     model: ModelShape
     choices: Sequence[ChoicePayload]
+    encodings: Encodings
 
     @property
     def routings(self) -> list[tuple[int, RoutingRows]]:
@@ -77,7 +78,10 @@ class _Request:
         for choice in self.choices:
             if choice.routing is not None:
                 found = ranges[choice.choice]
-                parts.append(routing_part(choice.choice, choice.routing, found, self.model))
+                part = routing_part(
+                    choice.choice, choice.routing, found, self.model, self.encodings
+                )
+                parts.append(part)
             parts += sampled.get(choice.choice, [])
         return place(
             [part for part in parts if part.blocks],
@@ -114,6 +118,7 @@ def write_payload(
         request_id=request_id,
         model=model,
         choices=choices,
+        encodings=encodings,
     )
     sampled = _checked_masks(choices, model, encodings)
     path = new_path(policy_version, root.run_id, request_id)

@@ -9,8 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sideband.masks.rows import MaskRows
+from sideband.model import ModelShape
 from sideband.payload import encodings
-from sideband.payload.encodings import MASK_ENCODINGS, RAW, mask_blocks, routing_blocks
+from sideband.payload.encodings import (
+    MASK_ENCODINGS,
+    ROUTING_ENCODINGS,
+    mask_blocks,
+    routing_blocks,
+)
 
 
 @pytest.mark.parametrize("name", MASK_ENCODINGS)
@@ -39,10 +45,24 @@ def test_blocks_of_kept_sets_stay_within_the_target(
         assert last - first == 1 or sum(map(len, stored)) <= target
 
 
-@given(rows=st.integers(0, 300), row_size=st.integers(1, 50), target=st.integers(8, 600))
-def test_blocks_of_routing_stay_within_the_target(rows: int, row_size: int, target: int) -> None:
+@pytest.mark.parametrize("name", ROUTING_ENCODINGS)
+@given(
+    rows=st.integers(0, 300),
+    layers=st.integers(1, 50),
+    id_space=st.sampled_from([2, 256, 257, 512, 513, 1 << 16]),
+    target=st.integers(8, 600),
+)
+def test_blocks_of_routing_stay_within_the_target(
+    name: str, rows: int, layers: int, id_space: int, target: int
+) -> None:
+    model = ModelShape(
+        num_layers=layers, layer_ids=tuple(range(layers)), top_k=1, id_space=id_space, vocab_size=1
+    )
+    encoding = ROUTING_ENCODINGS[name]
     with patch.object(encodings, "BLOCK_BYTES_TARGET", target):
-        bounds = routing_blocks(rows, row_size)
+        bounds = routing_blocks(rows, model, encoding)
+    assert bounds[-1] == rows
     for first, last in pairwise(bounds):
-        stored = RAW.encode_block(np.zeros((last - first, row_size, 1), np.uint8))
-        assert last - first == 1 or sum(map(len, stored)) <= target
+        stored = encoding.encode_block(np.zeros((last - first, layers, 1), model.row_dtype), model)
+        assert sum(map(len, stored)) == encoding.block_bytes(last - first, model)
+        assert last - first == 1 or encoding.block_bytes(last - first, model) <= target

@@ -32,6 +32,7 @@ GOLDEN = REPOSITORY / "tests" / "golden" / "payload-v1.sbp"
 WRITTEN = {
     "mask-gaps": Encodings(masks="csr-bits"),
     "others-rice": Encodings(masks="others-rice"),
+    "packed": Encodings(routing="packed", masks="others-rice"),
 }
 ROWS = {
     2: [[0, 299], [256, 1]],
@@ -188,6 +189,17 @@ def test_kept_sets_without_sampled_ids_are_what_the_page_says_without_our_code()
     # 250), and its quotient 0; tags of 999 and 5.
     tags = [(token * 0x9E3779B1 & 0xFFFFFFFF) >> 28 for token in (999, 5)]
     assert data[masks["offset"] :] == bytes([1, 0, tags[0] | tags[1] << 4, 7, 1])
+
+
+def test_packed_ids_are_what_the_page_says_without_our_code() -> None:
+    data = written("packed").read_bytes()
+    header = json.loads(data[32 : 32 + struct.unpack_from("<I", data, 12)[0]])
+    routing = header["sections"][0]
+    assert (routing["encoding"], routing["dtype"]) == ("packed", "uint16")
+    ids = [one for pos in (2, 3, 5) for pair in ROWS[pos] for one in pair]  # 300 need nine bits
+    plane = sum((one >> 8) << place for place, one in enumerate(ids))
+    body = bytes(one & 255 for one in ids) + plane.to_bytes(2, "little")
+    assert data[routing["offset"] : routing["offset"] + routing["size_bytes"]] == body
 
 
 def test_the_page_shows_the_golden_bytes() -> None:

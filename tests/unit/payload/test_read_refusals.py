@@ -25,7 +25,15 @@ from tests.unit.payload.forge import (
     routing_segment,
     section,
 )
-from tests.unit.payload.support import RUN, all_files, of_field, one_choice, read_routing, write
+from tests.unit.payload.support import (
+    RUN,
+    WIDE,
+    all_files,
+    of_field,
+    one_choice,
+    read_routing,
+    write,
+)
 
 SEGMENTS: list[tuple[dict[str, Any], type[errors.PayloadError], str]] = [
     ({"offset": 0}, errors.SegmentMismatch, "offset"),
@@ -265,15 +273,20 @@ def test_nothing_is_written_beside_the_rows_that_were_asked_for(
 INVERTED = encodings.RoutingEncoding(
     name="inverted",
     is_raw=False,
-    encode_block=lambda rows: [np.invert(rows).tobytes()],
-    decode_block=lambda stored, out: _invert_into(stored, out),
+    parts_of=lambda rows, model: [np.invert(rows)],
+    decode_rows=lambda stored, rows, *, first, out_NLK, model: _invert_into(
+        stored, rows, first, out_NLK
+    ),
+    block_bytes=encodings.RAW.block_bytes,
+    rows_within=encodings.RAW.rows_within,
 )
 
 
-def _invert_into(stored: memoryview, out: RowArray) -> None:
-    if len(stored) != out.nbytes:
+def _invert_into(stored: memoryview, rows: int, first: int, out: RowArray) -> None:
+    if len(stored) * len(out) != rows * out.nbytes:
         raise ValueError("another number of rows")
-    np.invert(np.frombuffer(stored, out.dtype).reshape(out.shape), out=out)
+    given = np.frombuffer(stored, out.dtype).reshape(rows, *out.shape[1:])
+    np.invert(given[first : first + len(out)], out=out)
 
 
 def test_an_encoding_is_added_by_an_entry_in_the_registry(
@@ -282,7 +295,7 @@ def test_an_encoding_is_added_by_an_entry_in_the_registry(
     registry = {"inverted": INVERTED, "raw": encodings.RAW}
     monkeypatch.setattr("sideband.payload.rows.ROUTING_ENCODINGS", registry)
     rows = np.frombuffer(ROUTING, np.uint16).reshape(3, 2, 2)
-    blocks = [(2, bytes(INVERTED.encode_block(rows[:2])[0])), (1, bytes(ROUTING[:8]))]
+    blocks = [(2, np.invert(rows[:2]).tobytes()), (1, bytes(ROUTING[:8]))]
     masks = Forgery().blocks[1]
     change = section(0, encoding="inverted")
     Forgery(blocks=[blocks, masks], change=change).put(root)
@@ -296,9 +309,13 @@ def test_an_encoding_is_added_by_an_entry_in_the_registry(
         read_routing(reader, routing_segment(offset=2112))
 
 
-def test_raw_blocks_decode_like_any_other(root: PayloadRoot) -> None:
+@pytest.mark.parametrize("name", encodings.ROUTING_ENCODINGS)
+def test_blocks_of_every_routing_encoding_decode_alike(name: str) -> None:
+    encoding = encodings.ROUTING_ENCODINGS[name]
     rows = np.frombuffer(ROUTING, np.uint16).reshape(3, 2, 2)
-    stored = b"".join(bytes(part) for part in encodings.RAW.encode_block(rows))
-    out = np.zeros_like(rows)
-    encodings.RAW.decode_block(memoryview(stored), out)
-    assert np.array_equal(out, rows)
+    stored = b"".join(bytes(part) for part in encoding.encode_block(rows, WIDE))
+    assert len(stored) == encoding.block_bytes(3, WIDE)
+    for first in range(3):
+        out = np.zeros((3 - first, 2, 2), np.uint16)
+        encoding.decode_rows(memoryview(stored), 3, first=first, out_NLK=out, model=WIDE)
+        assert np.array_equal(out, rows[first:])

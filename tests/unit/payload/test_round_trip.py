@@ -21,7 +21,7 @@ from sideband.payload import (
 )
 from sideband.payload import encodings as encodings_module
 from sideband.payload.columns import RowArray
-from sideband.payload.encodings import MASK_ENCODINGS, Encodings
+from sideband.payload.encodings import MASK_ENCODINGS, ROUTING_ENCODINGS, Encodings
 from sideband.testing.payloads import random_choice, random_routing
 from tests.unit.payload.support import (
     GAPS,
@@ -45,7 +45,9 @@ def shared_root(tmp_path_factory: pytest.TempPathFactory) -> PayloadRoot:
 
 @st.composite
 def model_shapes(draw: st.DrawFn) -> ModelShape:
-    id_space = draw(st.sampled_from([2, 5, 255, 256, 257, 512, 1 << 16]))
+    id_space = draw(
+        st.sampled_from([2, 5, 255, 256, 257, 512, 513, *(1 << bits for bits in range(10, 17))])
+    )
     layers = draw(st.integers(1, 5))
     return ModelShape(
         num_layers=layers + 3,
@@ -63,7 +65,11 @@ def model_shapes(draw: st.DrawFn) -> ModelShape:
     completion_tokens=st.integers(1, 30),
     block_bytes=st.sampled_from([1, 17, 64, 500, 256 * 1024]),
     choices=st.integers(1, 2),
-    masks=st.sampled_from(list(MASK_ENCODINGS)),
+    encodings=st.builds(
+        Encodings,
+        routing=st.sampled_from(list(ROUTING_ENCODINGS)),
+        masks=st.sampled_from(list(MASK_ENCODINGS)),
+    ),
     overlap_bytes=st.sampled_from([0, 1 << 60]),  # written while it is checked, or after
     data=st.data(),
 )
@@ -75,7 +81,7 @@ def test_any_range_of_any_request_reads_back(
     completion_tokens: int,
     block_bytes: int,
     choices: int,
-    masks: str,
+    encodings: Encodings,
     overlap_bytes: int,
     data: st.DataObject,
 ) -> None:
@@ -101,7 +107,6 @@ def test_any_range_of_any_request_reads_back(
         patch.object(encodings_module, "BLOCK_BYTES_TARGET", block_bytes),
         patch.object(writer, "_OVERLAP_BYTES_MIN", overlap_bytes),
     ):
-        encodings = Encodings(masks=masks)
         report = write(shared_root, *given_choices, model=model, encodings=encodings)
     assert report.rows_invalid == len(gaps) * choices
     start = data.draw(st.integers(0, tokens), "start")
