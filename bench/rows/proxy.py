@@ -105,7 +105,9 @@ def measure_added(scale: Scale) -> RowResult:
     return RowResult(
         name="proxy_added",
         title="Latency that the proxy adds",
-        setting=f"an engine that answers after {delay_s * 1e3:.0f} ms, {in_flight} in flight; "
+        setting=f"an engine that answers after {delay_s * 1e3:.0f} ms, {in_flight} in flight, "
+        "begun evenly over that time (clients that begin together stay together, and their queue "
+        "would be measured); "
         f"small bodies: {SMALL.prompt_tokens} + {SMALL.completion_tokens} tokens, large: "
         f"{LARGE.prompt_tokens} + {LARGE.completion_tokens}; train requests by handle",
         measurements=measurements,

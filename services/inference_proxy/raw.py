@@ -20,6 +20,8 @@ _HEAVY: Final = frozenset({"logprobs", "prompt_logprobs"})  # passed on, never l
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _CHOICES: Final = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _PROMPT: Final = re.compile(rb'"token_ids"[ \t\r\n]*:[ \t\r\n]*(?=\[)')
+_QUOTE: Final = ord('"')
+REST_BYTES_MAX: Final = 1 << 20  # beside a prompt; more is read in a thread, the documented way
 # Stands for a prompt that was cut out; no client can know it, so it is never there by itself.
 _MARK: Final = secrets.token_hex(16)
 
@@ -34,6 +36,8 @@ def split_prompt(content: bytes) -> tuple[dict[str, Any], Prompt] | None:
     name = _PROMPT.search(content)
     stop = content.find(b"]", name.end()) + 1 if name else 0
     if name is None or not stop:
+        return None
+    if len(content) - (stop - name.end()) > REST_BYTES_MAX:
         return None
     text = content[name.end() : stop]
     count = count_of(text)
@@ -55,7 +59,8 @@ def parsed_answer(content: bytes) -> object:
     if len(content) < RAW_BYTES_MIN:
         return parsed(content)
     try:
-        content.decode()  # raw parts are not looked at again, so look now
+        if not content.isascii():
+            content.decode()  # raw parts are not looked at again, so look now
         members = _MEMBERS.decode(content)
         choices = _CHOICES.decode(members.pop("choices"))
         body, brackets = _opened(members)
@@ -75,10 +80,11 @@ def _opened(members: dict[str, msgspec.Raw]) -> tuple[dict[str, Any], int]:
     opened: dict[str, Any] = {}
     brackets = 2  # the object, and the list that it may stand in
     for name, raw in members.items():
-        text = bytes(raw)
-        if name in _HEAVY and text != b"null":
+        view = memoryview(raw)
+        if name in _HEAVY and bytes(view[:5]) != b"null":
             opened[name] = raw
-        else:
-            opened[name] = orjson.loads(text)
-            brackets += brackets_of(text)
+            continue
+        opened[name] = orjson.loads(view)
+        if view[0] != _QUOTE:  # a string, of rows it may be, holds none
+            brackets += brackets_of(bytes(view))
     return opened, brackets

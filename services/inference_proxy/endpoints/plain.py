@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.inference_proxy.endpoints.generate import PATH, Asked, answer
 from services.inference_proxy.headers import TO_ENGINE
 from services.inference_proxy.nesting import is_surely_flat
+from services.inference_proxy.offload import offload
 from services.inference_proxy.prompts import Prompt
 from services.inference_proxy.raw import RAW_BYTES_MIN, split_prompt
 from services.inference_proxy.refusals import Kind
@@ -130,7 +131,10 @@ class PlainRequests:
         ):
             return None, receive
         messages, content = await read_body(receive, bytes_max=self._body_bytes_max)
-        found = None if content is None else plain_body(content)
+        found = None
+        if content is not None:
+            body_bytes = content
+            found = await offload(lambda: plain_body(body_bytes), size_bytes=len(body_bytes))
         if found is None:
             return None, replayed(messages, receive)
         body, prompt = found

@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from services.inference_proxy.limits import TOKEN_ID_MAX
 from services.inference_proxy.nesting import NESTING_MAX
 from services.inference_proxy.prompts import DIGITS_MAX, Prompt, count_of
-from services.inference_proxy.raw import RAW_BYTES_MIN, parsed_answer, split_prompt
+from services.inference_proxy.raw import (
+    RAW_BYTES_MIN,
+    REST_BYTES_MAX,
+    parsed_answer,
+    split_prompt,
+)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(-1e300, 1e300) | st.text(),
@@ -106,6 +111,12 @@ def test_the_last_of_several_prompts_stands(content: bytes) -> None:
     if found is not None:
         assert found[1].tokens.tolist() == orjson.loads(content)["token_ids"]
         assert orjson.loads(msgspec.json.encode(found[0])) == orjson.loads(content)
+
+
+def test_much_beside_a_prompt_is_left_to_a_thread() -> None:
+    for size, is_taken in ((REST_BYTES_MAX - 100, True), (REST_BYTES_MAX, False)):
+        content = b'{"token_ids": [1], "x": "%b"}' % (b"x" * size)
+        assert (split_prompt(content) is not None) == is_taken
 
 
 def test_what_nests_too_deep_beside_a_prompt_is_left_to_the_whole_parser() -> None:
