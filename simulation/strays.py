@@ -1,6 +1,7 @@
 """Files that are left in a payload root."""
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Final
 
@@ -9,9 +10,12 @@ EMPTY_TIMEOUT_S: Final = 15.0  # deletes end after the run, and lost attempts ar
 
 
 def stray_files(root: Path) -> list[Path]:
-    """Payload files and leftovers of writers below a root."""
+    """Payload files and leftovers of writers below a root. Folders may go while it is walked."""
     return [
-        path for path in root.rglob("*") if path.is_file() and path.suffix in {".sbp", ".staging"}
+        Path(folder) / name
+        for folder, _, names in os.walk(root)
+        for name in names
+        if name.endswith((".sbp", ".staging"))
     ]
 
 

@@ -1,6 +1,8 @@
 """One set of payload files serves many runs; what stays behind is seen."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +49,25 @@ async def test_payload_files_and_leftovers_of_writers_are_strays(
     leftover.unlink()
     (root / FILE).unlink()
     assert await emptied(root) == []  # the root's marker is no stray
+
+
+def test_a_folder_that_goes_while_a_root_is_looked_through_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The orchestrator removes folders that its deletes have emptied."""
+    root = root_with_file(tmp_path / "root")
+    emptied_folder = (root / FILE).parent.with_name("b2")
+    emptied_folder.mkdir()
+    scan = os.scandir
+
+    def removing(path: str) -> Any:
+        if Path(path).name == "b2":
+            emptied_folder.rmdir()
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", removing)
+    assert stray_files(root) == [root / FILE]
+    assert not emptied_folder.exists()
 
 
 def test_a_rank_that_never_saw_the_end_stops_the_run(tmp_path: Path) -> None:
