@@ -44,6 +44,7 @@ def _rollout(number: int, line: dict[str, Any]) -> Rollout:
         if rows is None
         else np.load(io.BytesIO(base64.b64decode(rows)), allow_pickle=False),
         kept_C=choice.get("sampling_mask"),
+        scores_C=choice.get("sampling_mask_logprobs"),
     )
     return Rollout(
         rollout_id=f"answer{number}", group_id=f"answer{number}", reward=0.0, turns=(turn,)

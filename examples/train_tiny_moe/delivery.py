@@ -35,6 +35,7 @@ class Writer:
             completion_token_ids=turn.completion_ids,
             prompt_start=0,
             model=self.model,
+            sampling_mask_logprobs=turn.scores_C,
         )
         report = write_payload(
             self.root,

@@ -38,12 +38,14 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Answer:
-    """Completion, its logprobs as float32 gives them, rows of all but the last token, kept ids."""
+    """Completion, its logprobs as float32 gives them, rows of all but the last token, kept ids and
+    the logprob of each of them."""
 
     completion_ids: list[int]
     logprobs_C: list[float]
     experts_NAK: NDArray[np.uint8]
     kept_C: list[list[int]] | None
+    scores_C: list[list[float]] | None
 
 
 class NoisyRouter(torch.nn.Linear):
@@ -88,6 +90,7 @@ class StandInEngine:
         completion: list[int] = []
         logprobs: list[float] = []
         kept: list[list[int]] = []
+        scores: list[list[float]] = []
         experts: list[NDArray[np.uint8]] = []
         forwarded, pending = 0, list(prompt_ids)
         while len(completion) < sampling.tokens_max:
@@ -95,16 +98,18 @@ class StandInEngine:
             ran = self._model(rows, keys)
             experts.append(self._all_layers(ran.experts_NK, len(pending)))
             forwarded += len(pending)
-            token, logprob, kept_ids = draw(ran.logits_NV[-1], sampling, generator)
+            token, kept_ids, kept_scores = draw(ran.logits_NV[-1], sampling, generator)
             completion.append(token)
-            logprobs.append(logprob)
+            logprobs.append(kept_scores[kept_ids.index(token)])
             kept.append(kept_ids)
+            scores.append(kept_scores)
             pending = [token]
         return Answer(
             completion_ids=completion,
             logprobs_C=logprobs,
             experts_NAK=np.concatenate(experts),
             kept_C=kept if sampling.is_truncating else None,
+            scores_C=scores if sampling.is_truncating else None,
         )
 
     def _all_layers(self, experts_NK: dict[int, torch.Tensor], rows: int) -> NDArray[np.uint8]:
@@ -141,13 +146,13 @@ def rows_after(start: int, token_ids: list[int]) -> TokenRows:
 
 def draw(
     logits_V: torch.Tensor, sampling: Sampling, generator: torch.Generator
-) -> tuple[int, float, list[int]]:
-    """One token, its logprob over the kept ids (float32), and those ids, ascending."""
+) -> tuple[int, list[int], list[float]]:
+    """One token, the kept ids, ascending, and the logprob of each of them (float32)."""
     scaled_V = logits_V.float() / sampling.temperature
     kept = kept_ids(scaled_V, sampling)
     logprobs = torch.log_softmax(scaled_V[kept], 0)
     chosen = int(torch.multinomial(logprobs.exp(), 1, generator=generator))
-    return int(kept[chosen]), float(logprobs[chosen]), kept.tolist()
+    return int(kept[chosen]), kept.tolist(), logprobs.tolist()
 
 
 def kept_ids(scaled_V: torch.Tensor, sampling: Sampling) -> torch.Tensor:

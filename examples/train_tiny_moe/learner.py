@@ -5,11 +5,11 @@ This is the part to read before writing a trainer: how the arrays of ``RankFeed`
 Legend: N rows of this rank's chunk, L routed layers, K experts per layer.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from examples.train_tiny_moe.logprobs import kept_logprobs
+from examples.train_tiny_moe.logprobs import kept_divergence, kept_logprobs
 from examples.train_tiny_moe.loss import NO_TOKENS, Mismatch, policy_loss
 from examples.train_tiny_moe.model import TinyMoe
 from examples.train_tiny_moe.rows import Keys, Replay, TokenRows
@@ -67,6 +67,11 @@ def batch_logprobs(
 ) -> torch.Tensor:
     """[N]: of each row's label. Where there is no label it means nothing, and is never trained."""
     logits_NV = model(token_rows(batch, replays=use.routing), keys).logits_NV
+    return label_logprobs(logits_NV, batch, use=use)
+
+
+def label_logprobs(logits_NV: torch.Tensor, batch: TensorMicroBatch, *, use: Use) -> torch.Tensor:
+    """[N]: the same out of the batch's logits."""
     starts, ids_M = batch.mask_starts, batch.mask_ids.long()
     if not use.masks:
         starts, ids_M = torch.zeros_like(starts), ids_M[:0]
@@ -87,6 +92,25 @@ def batch_loss(model: TinyMoe, batch: TensorMicroBatch, keys: Keys | None = None
         batch.logprobs[0].to(logprobs_N.dtype),
         batch.advantages[0].to(logprobs_N.dtype),
         batch.loss_mask[0],
+    )
+
+
+def with_divergence(
+    found: Mismatch, logits_NV: torch.Tensor, batch: TensorMicroBatch, *, use: Use
+) -> Mismatch:
+    """The mismatch with the divergence over kept ids, where their logprobs came and are used."""
+    if batch.mask_logprobs is None or not use.masks:
+        return found
+    divergence_N, is_reported_N = kept_divergence(
+        logits_NV,
+        batch.temperatures[0].to(logits_NV.dtype),
+        batch.mask_starts,
+        batch.mask_ids.long(),
+        batch.mask_logprobs,
+    )
+    counts_N = batch.loss_mask[0] & is_reported_N
+    return replace(
+        found, scored=int(counts_N.sum()), divergence=float(divergence_N[counts_N].double().sum())
     )
 
 
@@ -111,9 +135,11 @@ class Learner:
         """Measure how far from the engine each use of its rows would be. No gradients."""
         with torch.no_grad():
             for use in USES:
-                logprobs_N = batch_logprobs(self.model, batch, keys, use=use)
+                logits_NV = self.model(token_rows(batch, replays=use.routing), keys).logits_NV
+                logprobs_N = label_logprobs(logits_NV, batch, use=use)
                 sampled_N = batch.logprobs[0].to(logprobs_N.dtype)
-                self.mismatch[use] += Mismatch.of(logprobs_N, sampled_N, batch.loss_mask[0])
+                found = Mismatch.of(logprobs_N, sampled_N, batch.loss_mask[0])
+                self.mismatch[use] += with_divergence(found, logits_NV, batch, use=use)
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Copies, by parameter name; zeros where nothing reached the parameter."""

@@ -32,3 +32,33 @@ def kept_logprobs(
     over_all_N = torch.logsumexp(scaled_NV, dim=-1)
     chosen_N = scaled_NV.gather(1, labels_N[:, None])[:, 0]
     return chosen_N - torch.where(is_kept_N, over_kept_N, over_all_N)
+
+
+def kept_divergence(
+    logits_NV: torch.Tensor,
+    temperatures_N: torch.Tensor,
+    mask_starts: torch.Tensor,
+    mask_ids_M: torch.Tensor,
+    mask_logprobs_M: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[N]: KL(engine ‖ trainer) over each row's kept ids, and whether the engine reported them.
+
+    Σ q · (log q − log p) with the engine's q and the trainer's p, both over the kept ids. An id
+    that the engine never draws adds nothing. Rows without reported logprobs have 0.
+    """
+    scaled_NV = logits_NV / temperatures_N[:, None]
+    counts_N = mask_starts.diff()
+    row_M = torch.repeat_interleave(torch.arange(len(counts_N)), counts_N)
+    kept_M = scaled_NV[row_M, mask_ids_M]
+    totals_N = torch.full_like(temperatures_N, -torch.inf)
+    for row in range(len(counts_N)):
+        if counts_N[row]:
+            totals_N[row] = torch.logsumexp(kept_M[mask_starts[row] : mask_starts[row + 1]], 0)
+    scores_M = mask_logprobs_M.to(kept_M.dtype)
+    terms_M = scores_M.exp() * (scores_M - (kept_M - totals_N[row_M]))
+    terms_M = torch.where(torch.isneginf(scores_M), 0, terms_M)
+    is_unknown_M = torch.isnan(scores_M)
+    unknown_N = torch.zeros_like(counts_N).index_add(0, row_M, is_unknown_M.long())
+    is_reported_N = (counts_N > 0) & (unknown_N == 0)
+    terms_M = torch.where(is_reported_N[row_M], terms_M, 0)
+    return torch.zeros_like(temperatures_N).index_add(0, row_M, terms_M), is_reported_N

@@ -32,12 +32,15 @@ class Mismatch:
     """Sums over tokens: |Δ| of the log-probabilities, and the k3 estimate of KL(engine ‖ trainer).
 
     With Δ = trainer − engine on tokens that the engine drew, k3 = exp(Δ) − 1 − Δ is never negative
-    and its mean has the divergence as its expectation.
+    and its mean has the divergence as its expectation. ``divergence`` is that divergence over the
+    kept ids themselves, on the ``scored`` tokens whose kept ids came with the engine's logprobs.
     """
 
     tokens: int
     distance: float
     k3: float
+    scored: int = 0
+    divergence: float = 0.0
 
     @classmethod
     def of(
@@ -56,12 +59,19 @@ class Mismatch:
             tokens=self.tokens + other.tokens,
             distance=self.distance + other.distance,
             k3=self.k3 + other.k3,
+            scored=self.scored + other.scored,
+            divergence=self.divergence + other.divergence,
         )
 
     @property
     def mean_distance(self) -> float:
         """Nats per token."""
         return self.distance / max(1, self.tokens)
+
+    @property
+    def mean_divergence(self) -> float | None:
+        """Nats per scored token; None without any."""
+        return self.divergence / self.scored if self.scored else None
 
     @property
     def mean_k3(self) -> float:

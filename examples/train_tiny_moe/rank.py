@@ -66,6 +66,8 @@ class UseReport(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     distance: float
     k3: float
+    scored: int
+    divergence: float
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +83,11 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
         """By use of the engine's rows."""
         return {
             Use(routing=use.routing, masks=use.masks): Mismatch(
-                tokens=use.tokens, distance=use.distance, k3=use.k3
+                tokens=use.tokens,
+                distance=use.distance,
+                k3=use.k3,
+                scored=use.scored,
+                divergence=use.divergence,
             )
             for use in self.uses
         }
@@ -202,13 +208,22 @@ def is_dummy(batch: TensorMicroBatch) -> bool:
 def summed_uses(learner: Learner) -> list[UseReport]:
     """The mismatch over all ranks."""
     own = [learner.mismatch[use] for use in USES]
-    sums = torch.tensor([[each.tokens, each.distance, each.k3] for each in own], dtype=torch.double)
+    sums = torch.tensor(
+        [[each.tokens, each.distance, each.k3, each.scored, each.divergence] for each in own],
+        dtype=torch.double,
+    )
     sum_over_ranks(sums)
     return [
         UseReport(
-            routing=use.routing, masks=use.masks, tokens=int(tokens), distance=distance, k3=k3
+            routing=use.routing,
+            masks=use.masks,
+            tokens=int(tokens),
+            distance=distance,
+            k3=k3,
+            scored=int(scored),
+            divergence=divergence,
         )
-        for use, (tokens, distance, k3) in zip(USES, sums.tolist(), strict=True)
+        for use, (tokens, distance, k3, scored, divergence) in zip(USES, sums.tolist(), strict=True)
     ]
 
 

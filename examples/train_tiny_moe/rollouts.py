@@ -28,6 +28,7 @@ class Turn:
     top_p: float
     experts_NAK: NDArray[np.uint8] | None
     kept_C: list[list[int]] | None
+    scores_C: list[list[float]] | None = None  # of the kept ids
 
     @property
     def token_ids(self) -> list[int]:

@@ -126,9 +126,10 @@ def _turn(
     tokens = range(len(answer.completion_ids))
     experts_NAK = answer.experts_NAK
     experts_NAK[list(scene.holes)] = 0  # every expert the same: what an engine leaves unwritten
-    kept_C = answer.kept_C
-    if kept_C is not None:
+    kept_C, scores_C = answer.kept_C, answer.scores_C
+    if kept_C is not None and scores_C is not None:
         kept_C = [[] if index in scene.tool_tokens else kept_C[index] for index in tokens]
+        scores_C = [[] if index in scene.tool_tokens else scores_C[index] for index in tokens]
     return Turn(
         request_id=request_id,
         prompt_ids=prompt,
@@ -140,4 +141,5 @@ def _turn(
         top_p=sampling.top_p,
         experts_NAK=experts_NAK if scene.has_routing else None,
         kept_C=kept_C,
+        scores_C=scores_C,
     )

@@ -59,7 +59,7 @@ def print_mismatch(console: Console, found: Mapping[Use, Mismatch], *, title: st
     table = Table(title=title)
     table.add_column("experts")
     table.add_column("normalised over")
-    for name in ("tokens", "mean |Δ|", "k3"):
+    for name in ("tokens", "mean |Δ|", "k3", "KL over kept ids"):
         table.add_column(name, justify="right")
     for use, mismatch in found.items():
         table.add_row(
@@ -68,5 +68,6 @@ def print_mismatch(console: Console, found: Mapping[Use, Mismatch], *, title: st
             str(mismatch.tokens),
             f"{mismatch.mean_distance:.5f}",
             f"{mismatch.mean_k3:.6f}",
+            "" if mismatch.mean_divergence is None else f"{mismatch.mean_divergence:.6f}",
         )
     console.print(table)

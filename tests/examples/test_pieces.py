@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 
 from examples.train_tiny_moe.comparison import difference
-from examples.train_tiny_moe.logprobs import kept_logprobs
+from examples.train_tiny_moe.logprobs import kept_divergence, kept_logprobs
 from examples.train_tiny_moe.loss import NO_TOKENS, Mismatch, policy_loss
 
 pytestmark = pytest.mark.torch
@@ -43,6 +43,22 @@ def test_a_label_is_weighed_against_its_own_kept_ids_only(scale: float) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
     assert not ours[0].any()  # and nothing to learn
     assert not ours[2][[1, 3, 4, 6]].any()  # what was not kept gets no gradient
+
+
+def test_the_divergence_is_that_of_the_two_distributions_over_the_kept_ids() -> None:
+    logits, _, temperatures, starts, ids = tensors(1.0)
+    scores = torch.full((len(ids),), torch.nan)
+    engine = {2: [0.5, 0.25, 0.25, 0.0], 4: [0.75, 0.25]}  # the other rows were not reported
+    for row, probs in engine.items():
+        scores[starts[row] : starts[row + 1]] = torch.tensor(probs).log()
+    found, is_reported = kept_divergence(logits.detach(), temperatures, starts, ids, scores)
+    assert is_reported.tolist() == [row in engine for row in range(5)]
+    for row, probs in engine.items():
+        ours = torch.softmax(logits.detach()[row] / temperatures[row], 0)[list(KEPT[row])]
+        ours = (ours / ours.sum()).tolist()
+        expected = sum(q * math.log(q / p) for q, p in zip(probs, ours, strict=True) if q)
+        assert float(found[row]) == pytest.approx(expected, rel=1e-6)
+    assert not found[[0, 1, 3]].any()
 
 
 def test_the_loss_is_the_ratio_times_the_advantage_on_trained_rows() -> None:

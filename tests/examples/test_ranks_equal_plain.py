@@ -80,6 +80,21 @@ def test_the_step_holds_every_kind_of_row(batches: Batches) -> None:
     assert any((chunk.loss_mask[0] & piece_ends(chunk)).any() for chunk in chunks)
 
 
+def test_the_engines_logprobs_of_kept_ids_are_those_of_the_rows(batches: Batches) -> None:
+    """Each row's own: they add up to 1, and the drawn token's is the engine's logprob of it."""
+    checked = 0
+    for chunk in (chunk for own in batches.values() for chunk in own):
+        for row in torch.where(chunk.loss_mask[0] & (chunk.mask_starts.diff() > 0))[0].tolist():
+            assert chunk.mask_logprobs is not None
+            own = slice(int(chunk.mask_starts[row]), int(chunk.mask_starts[row + 1]))
+            scores, ids = chunk.mask_logprobs[own], chunk.mask_ids[own]
+            assert float(scores.exp().sum()) == pytest.approx(1, abs=1e-5)
+            drawn = scores[ids == chunk.labels[0, row]]
+            assert drawn.tolist() == [float(chunk.logprobs[0, row])]
+            checked += 1
+    assert checked > 100
+
+
 def piece_ends(batch: TensorMicroBatch) -> Any:
     """Rows whose next token is on another rank, or in another sequence."""
     ends = torch.ones(len(batch), dtype=torch.bool)

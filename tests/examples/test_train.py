@@ -30,6 +30,10 @@ def test_ranks_under_torchrun_train_as_one_process_does(tmp_path: Path) -> None:
             found = report.mismatch()
             replayed = found[Use(routing=True, masks=True)]
             assert replayed.mean_k3 < found[Use(routing=False, masks=True)].mean_k3
+            # Estimated from the drawn tokens, and computed over all that were kept.
+            assert 0 < replayed.scored < replayed.tokens
+            assert replayed.mean_divergence is not None
+            assert replayed.mean_k3 / 3 < replayed.mean_divergence < replayed.mean_k3 * 3
             assert replayed.mean_k3 < 0.01 < 0.1 < found[Use(routing=False, masks=False)].mean_k3
 
 
