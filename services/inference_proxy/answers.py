@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from services.inference_proxy.limits import TOKEN_ID_MAX
-from sideband.engines.forms import RoutingValue
+from sideband.engines.forms import RoutingValue, routing_size_bytes
 from sideband.errors import InvalidInput, PayloadError
 from sideband.fields import FIELDS
 from sideband.ids import RequestId, RunId
@@ -75,6 +75,11 @@ class Answer(Struct, frozen=True, kw_only=True):
     def files(self) -> set[str]:
         """The payload files that it names."""
         return {segment.file for choice in self.choices for segment in choice.segments}
+
+    @property
+    def inline_bytes(self) -> int:
+        """About how many bytes its inline routing has."""
+        return sum(routing_size_bytes(choice.routed_experts) for choice in self.choices)
 
     @property
     def is_inline(self) -> bool:

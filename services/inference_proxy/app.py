@@ -30,6 +30,7 @@ from services.inference_proxy.keeping import Keeper
 from services.inference_proxy.kept import KeptTurns
 from services.inference_proxy.metrics import Metrics
 from services.inference_proxy.openai import OpenAIService
+from services.inference_proxy.openai_turns import OpenAITurns
 from services.inference_proxy.payloads import RootHandle
 from services.inference_proxy.probes import Probes
 from services.inference_proxy.retries import RetryLimits
@@ -140,6 +141,9 @@ def build_parts(
     spill = None if model is None else _spill(settings, root, model, writers, metrics)
     keeper = _keeper(settings, metrics)
     attempts = Attempts(calls, janitor, spill, is_pair=book.is_pair)
+    generate = GenerateService(
+        attempts, book, sessions, root, gate, spill, keeper, retries=retries, metrics=metrics
+    )
     return Parts(
         settings=settings,
         book=book,
@@ -166,9 +170,8 @@ def build_parts(
             metrics=metrics,
         ),
         keeper=keeper,
-        generate=GenerateService(
-            attempts, book, sessions, root, gate, spill, keeper, retries=retries, metrics=metrics
-        ),
+        generate=generate,
+        turns=OpenAITurns(calls, book, janitor, spill, generate, retries=retries),
         openai=OpenAIService(calls, book, gate, retries=retries),
         metrics=metrics,
     )

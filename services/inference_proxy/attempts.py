@@ -5,7 +5,7 @@ writing, is handed to the janitor, also when it is cancelled. Each attempt has i
 so that only its own files are found.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from collections.abc import Set as AbstractSet
 from contextlib import (
     AbstractAsyncContextManager,
@@ -13,7 +13,6 @@ from contextlib import (
     asynccontextmanager,
 )
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
 
@@ -22,6 +21,7 @@ from services.inference_proxy.assembly import Outcome, from_one, from_pair
 from services.inference_proxy.calls import EngineCalls
 from services.inference_proxy.dialects.base import Body
 from services.inference_proxy.engines import Engine, Role
+from services.inference_proxy.events import EVENT_STREAM
 from services.inference_proxy.janitor import Janitor
 from services.inference_proxy.offload import offload
 from services.inference_proxy.planning import Plan
@@ -29,10 +29,7 @@ from services.inference_proxy.reading import read_whole
 from services.inference_proxy.request_ids import AttemptIds, Leg
 from services.inference_proxy.spill import Spill
 from services.inference_proxy.upstream import EngineBroke, Reply, UpstreamError
-from sideband.engines.forms import routing_size_bytes
 from sideband.ids import RequestId
-
-EVENT_STREAM: Final = "text/event-stream"
 
 
 class MaskRefusal(Exception):
@@ -77,7 +74,7 @@ class Attempts:
                         prompt_start=plan.prompt_start,
                         reads_rows=plan.is_train,
                     ),
-                    size_bytes=_inline_bytes(answer) if plan.is_train else 0,
+                    size_bytes=answer.inline_bytes if plan.is_train else 0,
                 )
             else:
                 outcome = await self._pair(plan, ids, avoid)
@@ -130,7 +127,7 @@ class Attempts:
                 prompt_tokens=plan.prompt_tokens,
                 prompt_start=plan.prompt_start,
             ),
-            size_bytes=_inline_bytes(prefill) + _inline_bytes(decode),
+            size_bytes=prefill.inline_bytes + decode.inline_bytes,
         )
 
     async def _one(
@@ -200,21 +197,13 @@ class Attempts:
     def _open(
         self, plan: Plan, engine: Engine, leg: Leg, body: Body
     ) -> AbstractAsyncContextManager[Reply]:
-        def reading(error: UpstreamError) -> Exception:
-            """vLLM says with a 500 that it cannot return masks for this sampling."""
-            if isinstance(error, EngineBroke) and engine.dialect.is_mask_refusal(
-                plan.call.body, error.status, error.error
-            ):
-                return MaskRefusal(error.reason)
-            return error
-
         return self._calls.open(
             engine,
             engine.dialect.generate_path,
             leg=leg,
             content=msgspec.json.encode(body),
             headers=plan.call.headers,
-            reading=reading,
+            reading=mask_refusal_reader(engine, plan.call.body),
         )
 
     @asynccontextmanager
@@ -252,5 +241,16 @@ def _every_id(ids: AttemptIds) -> tuple[RequestId, ...]:
     return (ids.of("whole"), ids.of("prefill"), ids.of("decode"))
 
 
-def _inline_bytes(answer: Answer) -> int:
-    return sum(routing_size_bytes(choice.routed_experts) for choice in answer.choices)
+def mask_refusal_reader(engine: Engine, body: Body) -> Callable[[UpstreamError], Exception]:
+    """Tells the error of an engine that returns masks and cannot for this sampling: vLLM says it
+    with an empty 500.
+    """
+
+    def reading(error: UpstreamError) -> Exception:
+        if isinstance(error, EngineBroke) and engine.dialect.is_mask_refusal(
+            body, error.status, error.error
+        ):
+            return MaskRefusal(error.reason)
+        return error
+
+    return reading

@@ -85,19 +85,6 @@ class EngineCalls:
         self._metrics.attempts_total.add(engine.name, leg, outcome)
         self._metrics.attempt_duration_seconds.observe(leg, seconds=seconds)
 
-    async def ask(
-        self,
-        engine: Engine,
-        path: str,
-        *,
-        leg: str,
-        content: bytes,
-        headers: Sequence[tuple[str, str]],
-    ) -> bytes:
-        """A whole answer. Raises UpstreamError."""
-        async with self.open(engine, path, leg=leg, content=content, headers=headers) as reply:
-            return await reply.whole()
-
     def failed(self, engine: Engine, error: UpstreamError) -> None:
         """Count a failure against an engine's health, if it is the engine's."""
         log.warning("upstream_failed", engine=engine.name, error=error.reason)

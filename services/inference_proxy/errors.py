@@ -4,7 +4,8 @@
 
     Problem (services.kit.problems)
     ├── BodyRefused 400          payload_dir_refused, kv_transfer_refused, choices_refused,
-    │                            truncation_refused, prompt_start_refused, parameter_refused
+    │                            truncation_refused, prompt_start_refused, parameter_refused,
+    │                            prompts_refused, echo_refused
     ├── SamplingRefused 400      the engine returns masks and cannot for this sampling
     ├── EngineRefusedRequest 4xx what the engine says about the request
     ├── UnknownEngineProblem 404, UnknownSession 404
@@ -246,14 +247,7 @@ GENERATE_PROBLEMS: tuple[type[Problem], ...] = (
     PayloadNotWritten,
     DeadlineExceeded,
 )
-OPENAI_PROBLEMS: tuple[type[Problem], ...] = (
-    BodyRefused,
-    ClientLeft,
-    UpstreamFailed,
-    NoEngineServes,
-    NotAdmitted,
-    DeadlineExceeded,
-)
+OPENAI_PROBLEMS = GENERATE_PROBLEMS  # but that an engine's refusal comes in its own form
 
 
 OWN_ERRORS: tuple[type[Exception], ...] = (

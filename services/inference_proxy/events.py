@@ -7,6 +7,7 @@ import orjson
 
 from services.inference_proxy.upstream import parsed
 
+EVENT_STREAM: Final = "text/event-stream"
 DONE: Final = b"data: [DONE]"
 
 

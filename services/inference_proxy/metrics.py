@@ -20,7 +20,7 @@
 | proxy_kept_turns, proxy_kept_bytes | |
 | proxy_turns_fetched_total, proxy_turns_released_total | |
 | proxy_turns_refused_total | code |
-| proxy_openai_train_total | |
+| proxy_openai_train_total | outcome |
 | proxy_sessions, proxy_session_tokens | |
 | proxy_policy_version_applied, proxy_policy_version_pushed | |
 | proxy_push_failures_total | |
@@ -120,7 +120,9 @@ class Metrics:
         self.spill = SpillMetrics(registry)
         self.kept = KeptMetrics(registry)
         self.openai_train_total = counter(
-            "openai_train_total", "Train requests on OpenAI routes, which carry no rows."
+            "openai_train_total",
+            "Train requests on OpenAI routes; untold: the engine told no token ids.",
+            "outcome",
         )
         self.sessions = gauge("sessions", "Sessions remembered.")
         self.session_tokens = gauge("session_tokens", "Tokens remembered.")

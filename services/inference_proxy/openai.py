@@ -1,8 +1,8 @@
 """OpenAI requests, passed through: the engine's own answer, byte for byte, streamed or whole.
 
 Through a prefill/decode pair the prefill leg is asked first, as for token-in/token-out requests;
-the client sees decode's answer. Nothing is injected: rows travel on the generate route only, so
-a train request here is logged and counted.
+the client sees decode's answer. Nothing is injected and nothing kept: train requests go another
+way (``openai_turns``).
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -15,6 +15,7 @@ import orjson
 import structlog
 
 from services.inference_proxy.admission import Gate
+from services.inference_proxy.attempts import mask_refusal_reader
 from services.inference_proxy.calls import EngineCalls
 from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.offload import offload
@@ -107,6 +108,7 @@ class OpenAIService:
                 content=None if body is None else orjson.dumps(body),
                 headers=call.headers,
                 method="GET" if body is None else "POST",
+                reading=None if body is None else mask_refusal_reader(engine, body),
             )
         )
         return OpenedAnswer(reply=reply, stack=stack)
@@ -116,6 +118,12 @@ class OpenAIService:
     ) -> bytes:
         engine = self._calls.choose("prefill", session=call.session_id, avoid=avoid)
         content = orjson.dumps(engine.dialect.openai_prefill(body))
-        return await self._calls.ask(
-            engine, call.path, leg="openai_prefill", content=content, headers=call.headers
-        )
+        async with self._calls.open(
+            engine,
+            call.path,
+            leg="openai_prefill",
+            content=content,
+            headers=call.headers,
+            reading=mask_refusal_reader(engine, body),
+        ) as reply:
+            return await reply.whole()

@@ -92,17 +92,29 @@ class Plan(Struct, frozen=True, kw_only=True):
         """How one engine is asked for one leg. Decode is never asked for prompt rows: a real
         engine can die when asked for rows of tokens that it loaded from outside.
         """
-        injection = None
-        if self.run_id is not None and not engine.spills:
-            assert engine.payload_mount is not None, "a payload root gives every engine a mount"
-            folder = f"{engine.payload_mount.rstrip('/')}/v{self.policy_version}"
-            injection = Injection(payload_dir=folder, run_id=self.run_id)
         return Ask(
             request_id=ids.of(leg),
-            injection=injection,
+            injection=injection_for(engine, self.policy_version, self.run_id),
             prompt_start=self.prompt_tokens if leg == "decode" else self.prompt_start,
             wants_rows=self.call.kind != "eval",
         )
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """Where a train request belongs, known before its prompt is."""
+
+    session: Session | None
+    policy_version: int
+    run_id: RunId | None  # set when files shall be written
+
+
+def injection_for(engine: Engine, policy_version: int, run_id: RunId | None) -> Injection | None:
+    """Where an engine shall write; None for one that writes nothing."""
+    if run_id is None or engine.spills:
+        return None
+    assert engine.payload_mount is not None, "a payload root gives every engine a mount"
+    folder = f"{engine.payload_mount.rstrip('/')}/v{policy_version}"
+    return Injection(payload_dir=folder, run_id=run_id)
 
 
 def make_plan(

@@ -25,3 +25,17 @@ def read_part(reader: EventReader, body: Body) -> Body:
         raise MalformedAnswer(exc.part, exc.rule) from exc
     except InvalidInput as exc:
         raise MalformedAnswer(exc.field, str(exc)) from exc
+
+
+def read_openai(dialect: Dialect, answer: object, path: str) -> tuple[Body, Body]:
+    """An OpenAI answer as it is, and in the form of the generate route. Raises MalformedAnswer."""
+    if not isinstance(answer, dict):
+        raise MalformedAnswer("answer", "must be a JSON object")
+    try:
+        read = dialect.read_openai(answer, path)
+    except UnreadableAnswer as exc:
+        raise MalformedAnswer(exc.part, exc.rule) from exc
+    except InvalidInput as exc:
+        raise MalformedAnswer(exc.field, str(exc)) from exc
+    assert isinstance(read, dict), "a dialect reads an answer into an object"
+    return answer, read

@@ -11,6 +11,15 @@ Kind = Literal["train", "eval", "frozen"]
 
 _PAYLOAD_KEYS: Final = ("payload_dir", "payload_run_id")
 _TRANSFER_KEYS: Final = ("kv_transfer_params", "ec_transfer_params")
+# Of an OpenAI request, which reaches the engine unchecked: what a trainer must know of sampling.
+_SAMPLING: Final[Mapping[str, tuple[type, ...]]] = {
+    "max_completion_tokens": (int,),
+    "max_tokens": (int,),
+    "n": (int,),
+    "temperature": (int, float),
+    "top_k": (int,),
+    "top_p": (int, float),
+}
 _NESTED: Final = ("sampling_params", "extra_args", "vllm_xargs")
 
 
@@ -62,6 +71,26 @@ def check_generate(
     if start is not None and start > prompt_tokens:
         rule = f"must not lie beyond the prompt of {prompt_tokens} tokens"
         raise Refused("prompt_start_refused", "sampling_params.routed_experts_prompt_start", rule)
+
+
+def check_openai_train(body: Mapping[str, Any]) -> None:
+    """The rules of an OpenAI request whose turn is kept: one prompt, from its first token on.
+
+    Raises Refused.
+    """
+    for path, part in _parts(body):
+        if part.get("truncate_prompt_tokens") is not None:
+            rule = "would shift every position of a train request; send the cut prompt"
+            raise Refused("truncation_refused", f"{path}truncate_prompt_tokens", rule)
+    for name, kinds in _SAMPLING.items():
+        value = body.get(name)
+        if value is not None and type(value) not in kinds:
+            raise Refused("parameter_refused", name, f"must be a number, not {value!r:.100}")
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) != 1 and not all(type(t) is int for t in prompt):
+        raise Refused("prompts_refused", "prompt", "must be one prompt in a train request")
+    if body.get("echo"):
+        raise Refused("echo_refused", "echo", "would mix the prompt into what was sampled")
 
 
 def _parts(body: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:

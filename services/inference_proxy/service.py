@@ -30,13 +30,13 @@ from services.inference_proxy.limits import (
 from services.inference_proxy.metrics import Metrics
 from services.inference_proxy.offload import offload
 from services.inference_proxy.payloads import RootHandle, RootNotReady
-from services.inference_proxy.planning import Call, Plan, make_plan
+from services.inference_proxy.planning import Call, Place, Plan, make_plan
 from services.inference_proxy.relay import StreamRelay
 from services.inference_proxy.retries import RetryLimits, retried
 from services.inference_proxy.sessions import Session, SessionBook, Tokens, covered_until
 from services.inference_proxy.spill import Spill, SpillFailed
 from services.inference_proxy.upstream import EngineBroke, UpstreamError
-from sideband.ids import RunId
+from sideband.ids import RunId, SessionId
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -73,25 +73,40 @@ class GenerateService:
     def plan(self, call: Call) -> Plan:
         """Decide what to ask. Raises VersionChanged and RootNotReady."""
         is_train = call.kind == "train"
+        place = self.place(call.session_id, call.policy_version, is_train=is_train)
+        return self.plan_at(place, call)
+
+    def place(
+        self, session_id: SessionId | None, policy_version: int | None, *, is_train: bool
+    ) -> Place:
+        """The run, the session and its policy version. Raises VersionChanged and RootNotReady."""
         run_id = self._run_id() if is_train else None
         session: Session | None = None
-        version = self._book.applied if call.policy_version is None else call.policy_version
-        if is_train and call.session_id is not None:
+        version = self._book.applied if policy_version is None else policy_version
+        if is_train and session_id is not None:
             session = self._sessions.enter(
-                call.session_id, asked=call.policy_version, applied=self._book.applied
+                session_id, asked=policy_version, applied=self._book.applied
             )
             version = session.policy_version
+        return Place(session=session, policy_version=version, run_id=run_id)
+
+    def plan_at(self, place: Place, call: Call) -> Plan:
+        """Decide what to ask of a request whose prompt is known by now."""
+        session = place.session
+        if session is not None:
             self._sessions.retract(session, call.request_id, call.prompt)
-        plan = make_plan(call, session=session, policy_version=version, run_id=run_id)
+        plan = make_plan(
+            call, session=session, policy_version=place.policy_version, run_id=place.run_id
+        )
         if session is not None:
             self._metrics.rows_not_asked_total.inc(plan.prompt_start)
         return plan
 
     async def whole(self, plan: Plan) -> Outcome:
         """The whole answer. Raises what the last attempt raised."""
-        with _busy(plan.session):
+        with busy(plan.session):
             outcome = await self._retried(plan, self._attempts.whole)
-        self._count(plan, outcome.form)
+        self.count(plan, outcome.form)
         return outcome
 
     def delivered(self, plan: Plan, outcome: Outcome, kept: KeptTurn | None) -> None:
@@ -106,7 +121,7 @@ class GenerateService:
 
     async def open(self, plan: Plan) -> Opened:
         """A stream that has begun upstream; hand it to ``events`` at once."""
-        with _busy(plan.session):
+        with busy(plan.session):
             return await self._retried(plan, self._attempts.open)
 
     async def events(self, plan: Plan, opened: Opened) -> AsyncGenerator[bytes, None]:
@@ -119,7 +134,7 @@ class GenerateService:
         relay = StreamRelay(plan, opened.request_id, opened.prefill, record)
         is_delivered = False
         try:
-            with self._gate.counted(), _busy(plan.session), self.answering(plan):
+            with self._gate.counted(), busy(plan.session), self.answering(plan):
                 yield b""
                 async with aclosing(self._relayed(plan, relay, opened)) as parts:
                     async for part in parts:
@@ -134,7 +149,7 @@ class GenerateService:
                 self._keeper.turns.put(kept)
         finally:
             if is_delivered:
-                self._count(plan, relay.form)
+                self.count(plan, relay.form)
                 self._attempts.drop(plan, relay.files_dropped, "unused_leg")
                 self._remember(plan, relay.token_ids, relay.ranges, relay.files)
             else:
@@ -214,7 +229,8 @@ class GenerateService:
             turns.append((tokens, covered))
         self._sessions.deliver(session, plan.call.request_id, plan.prompt, turns, files)
 
-    def _count(self, plan: Plan, form: str) -> None:
+    def count(self, plan: Plan, form: str) -> None:
+        """An answer went out, its rows in this form."""
         self._metrics.generate_total.add(plan.call.kind, "ok")
         self._metrics.answers_total.add(plan.call.kind, form)
         if plan.run_id is not None and form == "inline":
@@ -224,7 +240,7 @@ class GenerateService:
             self._metrics.inline_instead_of_handle_total.inc()
 
 
-class _busy:  # a function to whoever uses it
+class busy:  # a function to whoever uses it
     """Keeps a session from being forgotten while a request of it runs."""
 
     __slots__ = ("_session",)

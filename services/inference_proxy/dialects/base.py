@@ -80,11 +80,25 @@ class Dialect(Protocol):
     def events(self) -> EventReader:
         """A reader for one stream."""
 
+    def openai_train(self, body: Body, path: str, ask: Ask) -> Body:
+        """An OpenAI request whose answer can be trained on: with token ids, log probabilities and
+        rows. Raises UntranslatableParameter.
+        """
+
     def openai_prefill(self, body: Body) -> Body:
         """The prefill leg of an OpenAI request."""
 
     def openai_decode(self, body: Body, prefill_answer: Mapping[str, Any]) -> Body:
-        """The decode leg of an OpenAI request."""
+        """The decode leg of an OpenAI request, never asked for rows of the prompt."""
+
+    def read_openai(self, answer: object, path: str) -> object:
+        """An answer to ``openai_train`` as the generate route gives it, with ``prompt_token_ids``.
+
+        Without token ids these are None. Raises UnreadableAnswer, InvalidInput.
+        """
+
+    def openai_shown(self, answer: Body, asked: Body) -> Body:
+        """The answer to ``openai_train`` without what the client did not ask for in ``asked``."""
 
     def is_mask_refusal(self, body: Body, status: int, error: object) -> bool:
         """Whether an error means that the engine returns masks and cannot for this request."""

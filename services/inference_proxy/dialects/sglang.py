@@ -7,9 +7,10 @@ masks only of sampling that cuts the vocabulary, since the server ends a request
 outgrows its ``--sampling-mask-max-tokens``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
+from services.inference_proxy.dialects import sglang_openai
 from services.inference_proxy.dialects.base import (
     Ask,
     Body,
@@ -17,7 +18,7 @@ from services.inference_proxy.dialects.base import (
     UntranslatableParameter,
 )
 from services.inference_proxy.dialects.load import ModelNeeded
-from sideband.engines.sglang import ascending_masks, decode_sglang_rows
+from services.inference_proxy.dialects.sglang_reading import cuts, read_choice, usage
 from sideband.model import ModelShape
 
 _SAME: Final = frozenset(
@@ -122,6 +123,10 @@ class SglangDialect:
         """Events may repeat all that came before."""
         return SglangEvents(self._model)
 
+    def openai_train(self, body: Body, path: str, ask: Ask) -> Body:
+        """With token ids, log probabilities, rows and, in a chat, kept sets."""
+        return sglang_openai.train(body, path, ask)
+
     def openai_prefill(self, body: Body) -> Body:
         """Never called: see ``decode_continues_prefill``."""
         raise AssertionError("SGLang engines make no pair")
@@ -129,6 +134,14 @@ class SglangDialect:
     def openai_decode(self, body: Body, prefill_answer: Mapping[str, Any]) -> Body:
         """Never called: see ``decode_continues_prefill``."""
         raise AssertionError("SGLang engines make no pair")
+
+    def read_openai(self, answer: object, path: str) -> object:
+        """A chat's choices bring all that ``/generate`` tells; a completion's rows stand apart."""
+        return sglang_openai.read(answer, path, self._model)
+
+    def openai_shown(self, answer: Body, asked: Body) -> Body:
+        """Without what only the proxy wanted."""
+        return sglang_openai.shown(answer, asked)
 
     def is_mask_refusal(self, body: Body, status: int, error: object) -> bool:
         """It says itself what it cannot do, with a 400."""
@@ -188,83 +201,6 @@ def sampling_params(params: Mapping[str, Any]) -> Body:
     if params.get("top_k") is not None:
         found["top_k"] = params["top_k"] if params["top_k"] > 0 else -1  # 0 is no limit for vLLM
     return found
-
-
-def cuts(params: Mapping[str, Any]) -> bool:
-    """Whether sampling leaves ids out."""
-    top_k, top_p, min_p = params.get("top_k"), params.get("top_p"), params.get("min_p")
-    is_greedy = params.get("temperature") == 0
-    return is_greedy or (top_k or 0) > 0 or (top_p or 1.0) < 1.0 or (min_p or 0.0) > 0.0
-
-
-def usage(prompt_tokens: int, completion_tokens: int) -> Body:
-    """Token counts of one request."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }
-
-
-def read_choice(index: int, output_ids: list[Any], meta: Body, model: ModelShape) -> Body:
-    """One choice as vLLM gives it. Raises UnreadableAnswer, InvalidInput."""
-    reason = meta.get("finish_reason")
-    if reason is not None and not isinstance(reason, dict):
-        raise UnreadableAnswer("finish_reason", "must be an object")
-    reason = reason or {}
-    return {
-        "index": index,
-        "token_ids": output_ids,
-        "finish_reason": reason.get("type"),
-        "stop_reason": reason.get("matched"),
-        "routed_experts": decode_sglang_rows(meta.get("routed_experts"), model),
-        "sampling_mask": ascending_masks(meta.get("output_token_sampling_mask")),
-        "weight_versions": read_versions(meta.get("weight_versions")),
-        "logprobs": read_logprobs(meta),
-    }
-
-
-def read_versions(spans: object) -> object:
-    """Policy versions by token, where the weights are named by numbers."""
-    if not isinstance(spans, list) or not all(isinstance(span, dict) for span in spans):
-        return None
-    return spans if all(str(span.get("version")).isdecimal() for span in spans) else None
-
-
-def read_logprobs(meta: Body) -> Body | None:
-    """``logprobs`` of a choice. With kept sets, of sampling from the set, as vLLM's processed ones.
-
-    Raises UnreadableAnswer.
-    """
-    pairs = meta.get("output_token_logprobs")
-    if pairs is None:
-        return None
-    entries = _entries(pairs)
-    tops = meta.get("output_top_logprobs") or [None] * len(entries)
-    selected = meta.get("output_token_sampling_logprobs")
-    if len(tops) != len(entries) or (selected is not None and len(selected) != len(entries)):
-        raise UnreadableAnswer("output_top_logprobs", "must be as many as tokens")
-    content = []
-    for place, entry in enumerate(entries):
-        own = dict(entry)
-        if selected is not None and isinstance(selected[place], (int, float)):
-            own["logprob"] = selected[place]
-        others = _entries(tops[place] or [])
-        ranked = [{**other, "rank": rank} for rank, other in enumerate(others, 1)]
-        content.append({**own, "top_logprobs": ranked or [dict(own)]})
-    return {"content": content}
-
-
-def _entries(pairs: object) -> list[Body]:
-    """``[logprob, token id, text or null]`` each."""
-    if not isinstance(pairs, list):
-        raise UnreadableAnswer("output_token_logprobs", "must be a list")
-    entries: list[Body] = []
-    for pair in pairs:
-        if not isinstance(pair, Sequence) or len(pair) < 2 or type(pair[1]) is not int:
-            raise UnreadableAnswer("output_token_logprobs", "must be pairs of logprob and id")
-        entries.append({"token_id": pair[1], "logprob": pair[0], "rank": None})
-    return entries
 
 
 def _parts(item: object) -> tuple[list[Any], Body]:

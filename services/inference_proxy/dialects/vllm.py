@@ -3,7 +3,13 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from services.inference_proxy.dialects.base import Ask, Body
+from services.inference_proxy.dialects.base import Ask, Body, Injection
+from services.inference_proxy.dialects.openai_forms import (
+    is_chat,
+    read_openai,
+    wants_logprobs,
+    without,
+)
 from sideband.model import ModelShape
 
 # What vLLM's transfer connectors expect on the prefill leg; the decode leg gets what comes back.
@@ -37,16 +43,16 @@ class VllmDialect:
         request that ended by length.
         """
         asked = self.whole(body, ask)
-        params = _without(asked["sampling_params"], "min_tokens", "logprobs", *_STOPS)
+        params = without(asked["sampling_params"], "min_tokens", "logprobs", *_STOPS)
         asked["sampling_params"] = {**params, "max_tokens": 1, "ignore_eos": True}
-        asked = _without(asked, "stream_options")
+        asked = without(asked, "stream_options")
         asked["stream"] = False
         return _with_kv(asked, dict(PREFILL_KV))
 
     def decode(self, body: Body, ask: Ask, prefill_answer: Mapping[str, Any]) -> Body:
         """The client's body; log probabilities of the prompt are prefill's work."""
         asked = self.whole(body, ask)
-        asked["sampling_params"] = _without(asked["sampling_params"], "prompt_logprobs")
+        asked["sampling_params"] = without(asked["sampling_params"], "prompt_logprobs")
         transfer = prefill_answer.get("kv_transfer_params")
         return _with_kv(asked, transfer) if isinstance(transfer, dict) else asked
 
@@ -58,17 +64,54 @@ class VllmDialect:
         """Nothing is kept from event to event."""
         return VllmEvents()
 
+    def openai_train(self, body: Body, path: str, ask: Ask) -> Body:
+        """Token ids, log probabilities and a folder, where there is one to write to."""
+        asked = {**body, "request_id": ask.request_id, "return_token_ids": True, "stream": False}
+        asked = without(asked, "stream_options", "routed_experts_prompt_start")
+        if is_chat(path):
+            asked["logprobs"] = True
+        elif body.get("logprobs") is None:
+            asked["logprobs"] = 0
+        if ask.injection is not None:
+            own = body.get("vllm_xargs")
+            own = own if isinstance(own, dict) else {}
+            asked["vllm_xargs"] = {**own, **_extra(ask.injection)}
+        return asked
+
     def openai_prefill(self, body: Body) -> Body:
         """One token; both names of the limit, since chat has two."""
         dropped = ("stream_options", "min_tokens", "logprobs", "top_logprobs", *_STOPS)
         limit = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
-        asked = {**_without(body, *dropped), limit: 1, "stream": False, "ignore_eos": True}
+        asked = {**without(body, *dropped), limit: 1, "stream": False, "ignore_eos": True}
         return {**asked, "kv_transfer_params": dict(PREFILL_KV)}
 
     def openai_decode(self, body: Body, prefill_answer: Mapping[str, Any]) -> Body:
-        """The client's body and where the KV cache is."""
+        """The client's body and where the KV cache is.
+
+        An engine that captures routing may die when it is asked for rows of tokens that it
+        loaded from outside, so their number goes along wherever prefill told it.
+        """
         transfer = prefill_answer.get("kv_transfer_params")
-        return {**body, "kv_transfer_params": transfer} if isinstance(transfer, dict) else body
+        asked = dict(body)
+        if isinstance(transfer, dict):
+            asked["kv_transfer_params"] = transfer
+        usage = prefill_answer.get("usage")
+        tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+        if type(tokens) is int:
+            asked["routed_experts_prompt_start"] = tokens
+        return asked
+
+    def read_openai(self, answer: object, path: str) -> object:
+        """Token ids stand beside the text, as do routing rows; kept sets do not come."""
+        return read_openai(answer)
+
+    def openai_shown(self, answer: Body, asked: Body) -> Body:
+        """Without token ids and log probabilities that only the proxy wanted."""
+        hidden = set() if asked.get("return_token_ids") else {"token_ids", "prompt_token_ids"}
+        choices = [without(choice, *hidden) for choice in answer["choices"]]
+        if not wants_logprobs(asked):
+            choices = [{**choice, "logprobs": None} for choice in choices]
+        return {**without(answer, *hidden), "choices": choices}
 
     def is_mask_refusal(self, body: Body, status: int, error: object) -> bool:
         """A server that returns masks answers an empty 500 unless temperature and top_k cut."""
@@ -99,8 +142,7 @@ def _params(body: Body, ask: Ask) -> Body:
     params = dict(body["sampling_params"])
     extra = dict(params.get("extra_args") or {})
     if ask.injection is not None:
-        extra["payload_dir"] = ask.injection.payload_dir
-        extra["payload_run_id"] = ask.injection.run_id
+        extra |= _extra(ask.injection)
     if extra:
         params["extra_args"] = extra
     params.pop("routed_experts_prompt_start", None)
@@ -109,13 +151,13 @@ def _params(body: Body, ask: Ask) -> Body:
     return params
 
 
+def _extra(injection: Injection) -> Body:
+    return {"payload_dir": injection.payload_dir, "payload_run_id": injection.run_id}
+
+
 def _with_kv(body: Body, transfer: Mapping[str, Any]) -> Body:
     """Both places: the route documents the top level, the engine reads ``extra_args``."""
     params = body["sampling_params"]
     extra = {**(params.get("extra_args") or {}), "kv_transfer_params": transfer}
     params = {**params, "extra_args": extra}
     return {**body, "sampling_params": params, "kv_transfer_params": transfer}
-
-
-def _without(body: Body, *names: str) -> Body:
-    return {name: value for name, value in body.items() if name not in names}

@@ -1,25 +1,28 @@
-"""OpenAI routes, passed through to an engine."""
+"""OpenAI routes, passed through to an engine; train requests are kept for their hand-in."""
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-import structlog
 from fastapi import APIRouter, Request, Response
 
 from services.inference_proxy.endpoints.body import OrjsonRoute
-from services.inference_proxy.endpoints.generate import KindHeader, SessionHeader, session_of
+from services.inference_proxy.endpoints.generate import (
+    KindHeader,
+    SessionHeader,
+    VersionHeader,
+    session_of,
+)
+from services.inference_proxy.endpoints.openai_train import train
 from services.inference_proxy.endpoints.parts import Parts, PartsDep
 from services.inference_proxy.endpoints.relay import RelayResponse
 from services.inference_proxy.errors import OPENAI_PROBLEMS, as_problems
 from services.inference_proxy.headers import to_client
 from services.inference_proxy.openai import OpenAICall
-from services.inference_proxy.refusals import Kind
 from services.inference_proxy.schemas import OpenAIRequest
 from services.inference_proxy.upstream import EngineRefused
 from services.inference_proxy.wanted import while_wanted
 from services.kit.problems import responses
 
-log = structlog.get_logger(__name__)
 router = APIRouter(tags=["openai"], route_class=OrjsonRoute)
 
 PATHS: Final = ("/v1/chat/completions", "/v1/completions")
@@ -38,34 +41,46 @@ _OPTIONS: Mapping[str, Any] = {
 }
 
 
-@router.post("/v1/chat/completions", summary="Chat, passed through", **_OPTIONS)
+@router.post("/v1/chat/completions", summary="Chat; train turns are kept", **_OPTIONS)
 async def chat(
     request: Request,
     body: OpenAIRequest,
     parts: PartsDep,
     kind: KindHeader = "eval",
     session: SessionHeader = None,
+    policy_version: VersionHeader = None,
 ) -> Response:
-    """The engine's answer as it is. Rows travel on the generate route only."""
-    return await _forward(request, parts, await request.json(), session, kind)
+    """The engine's answer as it is. Of a train request the tokens and rows are kept under the
+    answer's `id` and its session, for a rollout that is handed in by reference.
+    """
+    content = await request.json()
+    if kind == "train":
+        return await train(request, parts, content, session, policy_version)
+    return await _forward(request, parts, content, session)
 
 
-@router.post("/v1/completions", summary="Completion, passed through", **_OPTIONS)
+@router.post("/v1/completions", summary="Completion; train turns are kept", **_OPTIONS)
 async def complete(
     request: Request,
     body: OpenAIRequest,
     parts: PartsDep,
     kind: KindHeader = "eval",
     session: SessionHeader = None,
+    policy_version: VersionHeader = None,
 ) -> Response:
-    """The engine's answer as it is. Rows travel on the generate route only."""
-    return await _forward(request, parts, await request.json(), session, kind)
+    """The engine's answer as it is. Of a train request the tokens and rows are kept under the
+    answer's `id` and its session, for a rollout that is handed in by reference.
+    """
+    content = await request.json()
+    if kind == "train":
+        return await train(request, parts, content, session, policy_version)
+    return await _forward(request, parts, content, session)
 
 
 @router.get("/v1/models", summary="Models of an engine, passed through", **_OPTIONS)
 async def models(request: Request, parts: PartsDep) -> Response:
     """The engine's answer as it is."""
-    return await _forward(request, parts, None, None, "eval")
+    return await _forward(request, parts, None, None)
 
 
 async def _forward(
@@ -73,12 +88,8 @@ async def _forward(
     parts: Parts,
     body: dict[str, Any] | None,
     session: str | None,
-    kind: Kind,
 ) -> Response:
     deadline_s = parts.settings.request_timeout_s
-    if kind == "train":  # loud, since its sample will come without rows
-        parts.metrics.openai_train_total.inc()
-        log.warning("openai_train_without_rows", session_id=session)
     with as_problems():
         call = OpenAICall(
             path=request.url.path,

@@ -12,6 +12,7 @@ from services.inference_proxy.janitor import Janitor
 from services.inference_proxy.keeping import Keeper
 from services.inference_proxy.metrics import Metrics
 from services.inference_proxy.openai import OpenAIService
+from services.inference_proxy.openai_turns import OpenAITurns
 from services.inference_proxy.payloads import RootHandle
 from services.inference_proxy.probes import Probes
 from services.inference_proxy.service import GenerateService
@@ -34,6 +35,7 @@ class Parts:
     keeper: Keeper
     generate: GenerateService
     openai: OpenAIService
+    turns: OpenAITurns
     metrics: Metrics
 
 

@@ -14,10 +14,12 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
 from tests.services.inference_proxy.stub import (
+    ALPHABET,
     Json,
     StubEngine,
     all_layers,
     kept_ids,
+    rendered,
     sampled,
     true_rows,
 )
@@ -63,7 +65,44 @@ class SglangEngine(StubEngine):
                 return StreamingResponse(self.parts(items), media_type="text/event-stream")
             return self.json(items if len(items) > 1 else items[0])
 
+        @app.post("/v1/chat/completions")
+        @app.post("/v1/completions")
+        async def openai(request: Request) -> Response:
+            body = await request.json()
+            self.requests.append(body)
+            return self.json(self.openai_answer(body))
+
         return app
+
+    def openai_answer(self, body: Json) -> Json:
+        """A chat's choices with ``meta_info``; a completion's rows once, in ``sglext``."""
+        prompt, is_chat = rendered(body), "messages" in body
+        params = {"max_new_tokens": body["max_tokens"]}
+        asked = {**body, "input_ids": prompt, "sampling_params": params}
+        asked |= {"routed_experts_start_len": 0, "return_logprob": True}
+        choices = []
+        items = [self.item(asked, index) for index in range(body.get("n", 1))]
+        for index, item in enumerate(items):
+            tokens, meta = item["output_ids"], item["meta_info"]
+            text = "".join(ALPHABET[token] for token in tokens)
+            choice: Json = {"index": index, "finish_reason": "length", "matched_stop": None}
+            if body.get("return_token_ids"):
+                choice |= {"prompt_token_ids": prompt}
+                choice["response_token_ids" if is_chat else "token_ids"] = tokens
+            entries = [{"token": ALPHABET[t], "logprob": logprob(t)} for t in tokens]
+            if is_chat:
+                choice |= {"message": {"role": "assistant", "content": text}}
+                choice["logprobs"] = {"content": entries}
+                if body.get("return_meta_info"):
+                    choice["meta_info"] = meta
+            else:
+                choice |= {"text": text}
+                choice["logprobs"] = {"token_logprobs": [logprob(t) for t in tokens]}
+            choices.append(choice)
+        answer: Json = {"id": body["rid"], "model": "m", "choices": choices, "usage": {}}
+        if body.get("return_routed_experts"):
+            answer["sglext"] = {"routed_experts": items[0]["meta_info"]["routed_experts"]}
+        return answer
 
     def item(self, body: Json, index: int) -> Json:
         """One choice."""

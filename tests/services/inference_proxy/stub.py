@@ -5,6 +5,7 @@ inline it is a column of zeros, as vLLM leaves it.
 """
 
 import asyncio
+import string
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ HF_CONFIG = {  # the same model as its config.json says it
     "decoder_sparse_step": 1,
     "vocab_size": 64,
 }
+ALPHABET = string.ascii_letters + string.digits + "+/"  # of the 64 tokens
 GARBAGE = 7  # added to the ids of rows that a decode engine made up
 
 Json = dict[str, Any]
@@ -100,6 +102,7 @@ class StubEngine:
     hold: asyncio.Event | None = None  # answers wait for it
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: int = 0
+    tells_tokens: bool = True  # on OpenAI routes, when asked
     is_healthy: bool = True
     obeys: bool = True
 
@@ -242,8 +245,58 @@ class StubEngine:
         yield b"data: " + orjson.dumps({"choices": [], "usage": {"total_tokens": 9}}) + b"\n\n"
         yield b"data: [DONE]\n\n"
 
+    def told(self, body: Json) -> Json:
+        """The same answer as on the generate route, with its text."""
+        prompt, is_chat = rendered(body), "messages" in body
+        limit = body.get("max_completion_tokens") or body.get("max_tokens") or 4
+        extra = {**(body.get("vllm_xargs") or {})}
+        if body.get("kv_transfer_params"):
+            extra["kv_transfer_params"] = body["kv_transfer_params"]
+        params = {
+            "max_tokens": limit,
+            "n": body.get("n") or 1,
+            "routed_experts_prompt_start": body.get("routed_experts_prompt_start", 0),
+            "extra_args": {name: extra[name] for name in extra if name != "payload_dir"},
+        }
+        if self.role == "decode":
+            assert params["routed_experts_prompt_start"] >= len(prompt), "a real one would die"
+        asked = {"token_ids": prompt, "sampling_params": params, "request_id": "openai"}
+        whole = self.generate(asked)
+        choices = []
+        for choice in whole["choices"]:
+            tokens = choice["token_ids"]
+            text = "".join(ALPHABET[token] for token in tokens)
+            own: Json = {
+                "index": choice["index"],
+                "finish_reason": "length",
+                "stop_reason": None,
+                "token_ids": tokens,
+                "routed_experts": choice["routed_experts"],
+            }
+            if is_chat:
+                own["message"] = {"role": "assistant", "content": text}
+                entries = [{"token": ALPHABET[t], "logprob": logprob_of(t)} for t in tokens]
+                own["logprobs"] = {"content": entries} if body.get("logprobs") else None
+            else:
+                own |= {"text": text, "prompt_token_ids": prompt}
+                values = {"token_logprobs": [logprob_of(t) for t in tokens]}
+                own["logprobs"] = values if body.get("logprobs") is not None else None
+            choices.append(own)
+        return {
+            "id": "engine-id",
+            "object": "chat.completion" if is_chat else "text_completion",
+            "created": 1,
+            "model": body.get("model"),
+            "choices": choices,
+            "usage": {"prompt_tokens": len(prompt), "completion_tokens": limit, "total_tokens": 0},
+            "kv_transfer_params": whole["kv_transfer_params"],
+            **({"prompt_token_ids": prompt} if is_chat else {}),
+        }
+
     def openai(self, body: Json) -> Response:
-        """An OpenAI answer."""
+        """An OpenAI answer; with tokens and rows when they are asked for, as vLLM gives them."""
+        if body.get("return_token_ids") and self.tells_tokens:
+            return self.json(self.told(body))
         if not body.get("stream"):
             answer: Json = {"object": "chat.completion", "model": body.get("model")}
             if body.get("kv_transfer_params"):
@@ -255,6 +308,18 @@ class StubEngine:
             yield b"data: [DONE]\n\n"
 
         return StreamingResponse(parts(), media_type="text/event-stream")
+
+
+def rendered(body: Json) -> list[int]:
+    """The prompt of an OpenAI request: one character a token, 1 and 3 begin and 2 ends a part."""
+    if "messages" not in body:
+        prompt = body["prompt"]
+        return [ALPHABET.index(c) for c in prompt] if isinstance(prompt, str) else list(prompt)
+    tokens: list[int] = []
+    for message in body["messages"]:
+        begin = 3 if message["role"] == "assistant" else 1
+        tokens += [begin, *(ALPHABET.index(c) for c in message["content"]), 2]
+    return [*tokens, 3]
 
 
 async def _left(request: Request) -> None:

@@ -20,14 +20,6 @@ async def test_the_engines_answer_passes_as_it_is(path: str) -> None:
         assert streamed.text == 'data: {"delta": "a"}\n\ndata: [DONE]\n\n'
 
 
-async def test_a_train_request_is_loud_since_it_will_have_no_rows() -> None:
-    async with running({"e0": StubEngine()}) as proxy:
-        headers = {"X-Sideband-Kind": "train"}
-        answer = await proxy.http.post("/v1/chat/completions", json=CHAT, headers=headers)
-        assert answer.status_code == 200
-        assert "proxy_openai_train_total 1.0" in (await proxy.http.get("/metrics")).text
-
-
 async def test_models_come_from_an_engine() -> None:
     async with running({"e0": StubEngine()}) as proxy:
         assert (await proxy.http.get("/v1/models")).json() == {"data": [{"id": "stub"}]}
