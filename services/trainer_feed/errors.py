@@ -87,7 +87,9 @@ def as_problems() -> Iterator[None]:
     except MalformedStep as exc:
         raise StepMalformed(str(exc), element=exc.element, rule=exc.rule) from exc
     except FeedFull as exc:
-        raise FeedBusy(str(exc), headers=RETRY_LATER, steps_held=exc.held) from exc
+        raise FeedBusy(
+            str(exc), headers=RETRY_LATER, steps_held=exc.held, blocking=list(exc.blocking)
+        ) from exc
     except FeedPaused as exc:
         raise FeedBusy(
             str(exc), code="feed_paused", title="Feed is paused", headers=RETRY_LATER

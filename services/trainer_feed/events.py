@@ -1,11 +1,14 @@
 """The feed's events as log lines and metrics."""
 
+from collections.abc import Sequence
+
 import structlog
 
 from services.trainer_feed.metrics import Metrics
 from sideband.feed.delivery import Delivery
 from sideband.feed.facts import RankState
 from sideband.feed.observer import FeedObserver
+from sideband.feed.waiting import blocking
 
 log = structlog.get_logger(__name__)
 
@@ -14,7 +17,9 @@ class FeedEvents(FeedObserver):
     """Called on the event loop by the feed's server."""
 
     def __init__(self, delivery: Delivery, metrics: Metrics) -> None:
-        self._metrics, self._delivery = metrics, delivery
+        self._metrics, self._delivery, self._held = metrics, delivery, delivery.held
+        self._blocking: tuple[int, ...] = ()
+        metrics.blocking_ranks.set_function(lambda: len(blocking(delivery)))
         metrics.ranks_expected.set(delivery.plan.rank_count)
         metrics.steps_held.set_function(lambda: len(delivery.held.steps))
         metrics.committed_step.set_function(lambda: delivery.committed_step or 0)
@@ -24,6 +29,7 @@ class FeedEvents(FeedObserver):
 
     def step_accepted(self, step: int, *, micro_batch_count: int, body_bytes: int) -> None:
         """A step is held."""
+        self._blocking = ()
         self._metrics.steps_accepted_total.inc()
         self._metrics.step_body_bytes_total.inc(body_bytes)
         log.info(
@@ -34,6 +40,13 @@ class FeedEvents(FeedObserver):
         """Every rank has committed the step."""
         self._metrics.steps_committed_total.inc()
         log.info("step_committed", step=step)
+
+    def intake_blocked(self, ranks: Sequence[int]) -> None:
+        """The alarm of a full feed names who is gone; once until somebody else is."""
+        self._metrics.intake_blocked_total.inc()
+        if tuple(ranks) != self._blocking:
+            self._blocking = tuple(ranks)
+            log.error("intake_blocked", ranks=list(ranks), steps_held=len(self._held.steps))
 
     def step_failed(self, step: int, *, rank: int, reason: str) -> None:
         """A rank gave the step up, so all do."""

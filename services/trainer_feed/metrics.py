@@ -8,6 +8,7 @@
 | feed_micro_batches_sent_total, feed_sent_bytes_total | |
 | feed_ranks_expected, feed_ranks_connected | |
 | feed_rank_joins_total, feed_ranks_lost_total | |
+| feed_blocking_ranks, feed_intake_blocked_total | |
 | feed_refusals_total | code |
 | feed_peers_denied_total | reason: key, protocol, handshake |
 
@@ -37,6 +38,12 @@ class Metrics:
         self.sent_bytes_total = counter("sent_bytes_total", "Bytes of chunks sent.")
         self.ranks_expected = gauge("ranks_expected", "Global ranks that the barrier waits for.")
         self.ranks_connected = gauge("ranks_connected", "Global ranks that are there.")
+        self.blocking_ranks = gauge(
+            "blocking_ranks", "Absent ranks that have not committed the oldest held step."
+        )
+        self.intake_blocked_total = counter(
+            "intake_blocked_total", "Steps refused because a full feed waits for absent ranks."
+        )
         self.rank_joins_total = counter("rank_joins_total", "Hellos taken, repeats too.")
         self.ranks_lost_total = counter("ranks_lost_total", "Ranks that went without goodbye.")
         self.refusals_total = counter("refusals_total", "Refused messages of ranks.", "code")

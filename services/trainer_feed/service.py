@@ -19,6 +19,7 @@ from services.trainer_feed.schemas import (
 )
 from sideband.feed.facts import RankState
 from sideband.feed.server import FeedServer, PutReceipt
+from sideband.feed.waiting import uncommitted
 
 RANKS_SHOWN_MAX: Final = 1024
 
@@ -58,16 +59,12 @@ class FeedService:
         facts = self._delivery.held.get(step)
         if facts is None:
             raise UnknownStep(f"step {step} is not held", step=step)
-        missing = [
-            rank
-            for rank in range(self._delivery.plan.rank_count)
-            if self._delivery.committed.get(rank, 0) < step
-        ]
+        missing = uncommitted(self._delivery, step)
         return StepView(
             step=step,
             micro_batch_count=facts.count,
             digest=facts.digest,
-            uncommitted_ranks=missing[:RANKS_SHOWN_MAX],
+            uncommitted_ranks=list(missing[:RANKS_SHOWN_MAX]),
         )
 
     def ranks(self) -> RanksView:

@@ -15,6 +15,7 @@ tested on random histories:
 Not thread-safe: one owner.
 """
 
+from sideband.feed import waiting
 from sideband.feed.admission import (
     check_commit,
     check_identity,
@@ -243,23 +244,7 @@ class Delivery:
 
     def waiting_for(self) -> tuple[int, ...]:
         """The ranks that hold the others up: absent ones, else those that have read least."""
-        if self.is_drained:
-            return ()
-        absent = tuple(
-            index for index in range(self.plan.rank_count) if not self._is_present(index)
-        )
-        if absent:
-            return absent
-        reads = [self.ranks[index].read for index in range(self.plan.rank_count)]
-        if min(reads) == max(reads):
-            return ()
-        return tuple(index for index, read in enumerate(reads) if read == min(reads))
-
-    def _is_present(self, index: int) -> bool:
-        rank = self.ranks.get(index)
-        return (
-            rank is not None and rank.generation == self.generation and rank.connection is not None
-        )
+        return waiting.waiting_for(self)
 
     def next_for(self, rank: RankState) -> Decision | None:
         """What to tell this rank now; it counts as told. None: nothing until an event."""

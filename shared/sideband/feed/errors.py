@@ -28,6 +28,7 @@ FeedError (sideband.errors)
 └── WrongProcess            made in one process and used in another: a fork has none of its threads
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from sideband.errors import FeedError
@@ -107,9 +108,10 @@ class StepOutOfOrder(StepRefused):
 class FeedFull(StepRefused):
     """As many steps are held as may be. Safe to repeat later."""
 
-    def __init__(self, step: int, *, held: int) -> None:
-        self.held = held
-        super().__init__(step, f"{held} steps wait for the ranks, no more are held")
+    def __init__(self, step: int, *, held: int, blocking: Sequence[int] = ()) -> None:
+        self.held, self.blocking = held, tuple(blocking)  # absent ranks that keep it full
+        why = f"; not there: rank {', '.join(map(str, blocking))}" if blocking else ""
+        super().__init__(step, f"{held} steps wait for the ranks, no more are held{why}")
 
 
 class FeedPaused(StepRefused):

@@ -1,5 +1,7 @@
 """What a feed tells whoever keeps its logs and metrics."""
 
+from collections.abc import Sequence
+
 from sideband.feed.facts import RankState
 
 
@@ -11,6 +13,9 @@ class FeedObserver:
 
     def step_committed(self, step: int) -> None:
         """Every rank has committed the step; it is forgotten."""
+
+    def intake_blocked(self, ranks: Sequence[int]) -> None:
+        """A step was refused: the feed is full, and these ranks are gone that would empty it."""
 
     def step_failed(self, step: int, *, rank: int, reason: str) -> None:
         """A rank gave the step up, so all do."""

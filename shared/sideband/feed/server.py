@@ -14,10 +14,11 @@ from typing import Final
 
 from sideband.feed.answers import Answerer
 from sideband.feed.delivery import Delivery
-from sideband.feed.errors import MalformedStep
+from sideband.feed.errors import FeedFull, MalformedStep
 from sideband.feed.facts import Abort, Decision, End, Failure, RankState, Release, Send
 from sideband.feed.frames import Frame, encode_message, with_release
 from sideband.feed.keys import FeedKeys
+from sideband.feed.limits import WAITING_FOR_MAX
 from sideband.feed.messages import (
     AbortMessage,
     EndMessage,
@@ -27,6 +28,7 @@ from sideband.feed.messages import (
 from sideband.feed.observer import FeedObserver
 from sideband.feed.outgoing import OutgoingStep, outgoing_step
 from sideband.feed.router import Router
+from sideband.feed.waiting import blocking
 
 TICK_S: Final = 0.5  # how late a lost rank may be noticed
 FRAMES_PER_TURN_MAX: Final = 128  # then others on the loop get their turn
@@ -106,7 +108,13 @@ class FeedServer:
         facts = outgoing.facts
         if facts.step != step:
             raise MalformedStep("step", f"is {facts.step}, the address says {step}")
-        is_new = self.delivery.held.accept(facts)
+        try:
+            is_new = self.delivery.held.accept(facts)
+        except FeedFull as exc:
+            ranks = blocking(self.delivery)[:WAITING_FOR_MAX]
+            if ranks:
+                self._observer.intake_blocked(ranks)
+            raise FeedFull(step, held=exc.held, blocking=ranks) from exc
         if is_new:
             self._steps[step] = outgoing
             self._observer.step_accepted(step, micro_batch_count=facts.count, body_bytes=len(body))

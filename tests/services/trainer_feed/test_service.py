@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from services.trainer_feed.app import create_app
 from services.trainer_feed.config import FeedSettings
 from sideband.feed.codec import STEP_CONTENT_TYPE, Step, encode_step
+from sideband.feed.committer import StepCommitter
 from sideband.feed.errors import BadKeyFile, FeedTimeout
 from sideband.feed.keys import RankKeys, make_keys, read_pair
 from sideband.feed.rank import RankFeed
@@ -150,6 +151,36 @@ async def test_a_full_or_paused_feed_says_when_to_come_again() -> None:
         assert (full.status_code, full.json()["code"]) == (503, "feed_full")
         assert full.headers["retry-after"] == "1"
         assert full.json()["steps_held"] == 1
+
+
+async def test_past_its_quota_the_feed_names_the_rank_that_is_gone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with running(steps_held_max=1) as (client, endpoint):
+        await put(client, step_of(1))
+        present, gone = [await asyncio.to_thread(rank, endpoint, cp) for cp in range(2)]
+        await asyncio.gather(*(asyncio.to_thread(r.next_micro_batch) for r in (present, gone)))
+        full = (await put(client, step_of(2))).json()
+        assert (full["status"], full["blocking"]) == (503, [])  # all are there: only slow
+        await asyncio.to_thread(gone.close)
+        for _ in range(2):
+            full_again = await put(client, step_of(2))
+            assert full_again.headers["retry-after"] == "1"
+            assert full_again.json()["blocking"] == [1]
+            assert "not there: rank 1" in full_again.json()["detail"]
+        assert capsys.readouterr().out.count("intake_blocked") == 1  # one alarm, not one a try
+        metrics = (await client.get("/metrics")).text
+        assert "feed_intake_blocked_total 2.0" in metrics
+        assert "feed_blocking_ranks 1.0" in metrics
+        tasks = [asyncio.to_thread(commit_one, endpoint, cp) for cp in range(2)]
+        await asyncio.gather(asyncio.to_thread(present.close), *tasks)
+        assert (await put(client, step_of(2))).status_code == 201
+        assert "feed_blocking_ranks 2.0" in (await client.get("/metrics")).text
+
+
+def commit_one(endpoint: str, global_rank: int) -> None:
+    with StepCommitter(endpoint, run_id="run-a", global_rank=global_rank) as committer:
+        committer.commit(1)
 
 
 async def test_nothing_follows_the_end() -> None:
