@@ -20,8 +20,10 @@ An error in the worker reaches the main process as torch brings it: a RuntimeErr
 holds the named error.
 """
 
+import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Required, TypedDict, Unpack
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -36,6 +38,32 @@ from sideband.model import ModelShape
 from sideband.torch.tensors import TensorMicroBatch, to_tensors
 
 
+class RankFeedOptions(TypedDict, total=False):
+    """The keyword arguments of ``RankFeed``, which says what they mean and their defaults."""
+
+    dp_rank: Required[int]
+    cp_rank: Required[int]
+    global_rank: int | None
+    payload_root: Path | str | None
+    run_id: RunId | str | None
+    committed_step: int | None
+    model: ModelShape | None
+    align: Align
+    layers: Sequence[int] | None
+    all_layers: bool
+    fill: Fill
+    threads: int
+    prefetch: int
+    credit: int
+    retry: RetryPlan | None
+    step_timeout_s: float
+    join_timeout_s: float
+    commit_timeout_s: float
+    peer_timeout_s: float
+    keys: RankKeys | None
+    plain_beyond_loopback: bool
+
+
 class RankFeedDataset(IterableDataset[TensorMicroBatch]):
     """Micro batches of one rank over all steps, in order; use ``batch_size=None``.
 
@@ -45,69 +73,17 @@ class RankFeedDataset(IterableDataset[TensorMicroBatch]):
     """
 
     def __init__(
-        self,
-        endpoint: str,
-        *,
-        dp_rank: int,
-        cp_rank: int,
-        global_rank: int | None = None,
-        payload_root: Path | str | None = None,
-        run_id: RunId | str | None = None,
-        committed_step: int | None = None,
-        model: ModelShape | None = None,
-        align: Align = "next",
-        layers: Sequence[int] | None = None,
-        all_layers: bool = False,
-        fill: Fill = "zeros",
-        threads: int = 32,
-        prefetch: int = 2,
-        credit: int = 8,
-        retry: RetryPlan | None = None,
-        step_timeout_s: float = 1800.0,
-        join_timeout_s: float = 120.0,
-        keys: RankKeys | None = None,
-        plain_beyond_loopback: bool = False,
-        widen_experts: bool = False,
+        self, endpoint: str, *, widen_experts: bool = False, **options: Unpack[RankFeedOptions]
     ) -> None:
         super().__init__()
-        self.endpoint, self.dp_rank, self.cp_rank = endpoint, dp_rank, cp_rank
-        self.global_rank, self.payload_root, self.run_id = global_rank, payload_root, run_id
-        self.committed_step, self.model, self.align = committed_step, model, align
-        self.layers, self.all_layers, self.fill = layers, all_layers, fill
-        self.threads, self.prefetch, self.credit, self.retry = threads, prefetch, credit, retry
-        self.step_timeout_s, self.join_timeout_s = step_timeout_s, join_timeout_s
-        self.keys, self.plain_beyond_loopback = keys, plain_beyond_loopback
-        self.widen_experts = widen_experts
+        inspect.signature(RankFeed).bind(endpoint, **options)  # a wrong name fails here, not later
+        self.endpoint, self.widen_experts, self.options = endpoint, widen_experts, options
 
     def __iter__(self) -> Iterator[TensorMicroBatch]:
         worker = get_worker_info()
         if worker is not None and worker.num_workers != 1:
             raise InvalidInput("num_workers", worker.num_workers, "must be 0 or 1: one rank, one")
-        with self._open() as feed:
+        # Sockets and threads belong to the process that iterates, so they are made here.
+        with RankFeed(self.endpoint, **self.options) as feed:
             while (batch := feed.next_micro_batch()) is not None:
                 yield to_tensors(batch, widen_experts=self.widen_experts)
-
-    def _open(self) -> RankFeed:
-        """Sockets and threads belong to the process that iterates, so they are made here."""
-        return RankFeed(
-            self.endpoint,
-            dp_rank=self.dp_rank,
-            cp_rank=self.cp_rank,
-            global_rank=self.global_rank,
-            payload_root=self.payload_root,
-            run_id=self.run_id,
-            committed_step=self.committed_step,
-            model=self.model,
-            align=self.align,
-            layers=self.layers,
-            all_layers=self.all_layers,
-            fill=self.fill,
-            threads=self.threads,
-            prefetch=self.prefetch,
-            credit=self.credit,
-            retry=self.retry,
-            step_timeout_s=self.step_timeout_s,
-            join_timeout_s=self.join_timeout_s,
-            keys=self.keys,
-            plain_beyond_loopback=self.plain_beyond_loopback,
-        )

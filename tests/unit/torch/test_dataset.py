@@ -1,5 +1,6 @@
 """Tensors equal the arrays, and a data worker feeds a DataLoader while the main process commits."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from sideband.feed.committer import StepCommitter
 from sideband.feed.micro_batch import RankMicroBatch
+from sideband.feed.rank import RankFeed
 from tests.unit.feed.builders import make_step
 from tests.unit.feed.live import LiveFeed, live_feed, plan_of, stored_samples
 
@@ -124,3 +126,13 @@ def test_the_dataset_works_in_the_main_process_too(tmp_path: Path) -> None:
             feed.bound, dp_rank=0, cp_rank=0, payload_root=tmp_path, threads=2, widen_experts=True
         )
         assert [batch.index for batch in dataset] == list(range(step.micro_batch_count))
+
+
+def test_options_are_those_of_the_feed_and_a_wrong_one_fails_at_once() -> None:
+    module = pytest.importorskip("sideband.torch.dataset")
+    parameters = set(inspect.signature(RankFeed).parameters) - {"endpoint"}
+    assert parameters == set(module.RankFeedOptions.__annotations__)
+    with pytest.raises(TypeError, match="cp_rnak"):
+        module.RankFeedDataset("tcp://127.0.0.1:9", dp_rank=0, cp_rank=0, cp_rnak=1)
+    with pytest.raises(TypeError, match="dp_rank"):
+        module.RankFeedDataset("tcp://127.0.0.1:9", cp_rank=0)
