@@ -66,9 +66,12 @@ class RaggedRows(Generic[Value]):
         """All rows of all parts, in order."""
         if not parts:
             return cls.empty(0)
-        counts = np.concatenate([np.diff(part.starts_N) for part in parts])
-        starts = np.zeros(len(counts) + 1, np.int64)
-        np.cumsum(counts, out=starts[1:])
+        starts = np.zeros(sum(map(len, parts)) + 1, np.int64)
+        row = 0
+        for part in parts:
+            stop = row + len(part)
+            np.add(part.starts_N[1:], starts[row], out=starts[row + 1 : stop + 1])
+            row = stop
         return cls(starts, np.concatenate([part.values_M for part in parts]))
 
 
