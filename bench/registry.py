@@ -23,6 +23,7 @@ MODULES: Final = (
     "curves",
     "files_curve",
     "leases_curve",
+    "orchestrator_load",
 )
 Measure = Callable[[Scale], RowResult]
 

@@ -1,5 +1,7 @@
 """Runs a service under uvicorn: logs first, then the application, then a bounded shutdown."""
 
+import gc
+
 import uvicorn
 from fastapi import FastAPI
 
@@ -10,6 +12,9 @@ from services.kit.settings import ServiceSettings
 def serve(app: FastAPI, settings: ServiceSettings) -> None:
     """Serve until SIGTERM or SIGINT; open requests get ``drain_timeout_s`` to end."""
     logs.configure(settings)
+    # What was imported stays: the collector need not look at it again and again, with all waiting.
+    gc.collect()
+    gc.freeze()
     uvicorn.run(
         app,
         host=settings.host,

@@ -25,6 +25,7 @@ from services.orchestrator.feed_client import FeedClient
 from services.orchestrator.files import Files
 from services.orchestrator.ledger import Ledger
 from services.orchestrator.limits import FILE_THREADS
+from services.orchestrator.loop_watch import watch_loop
 from services.orchestrator.metrics import Metrics
 from services.orchestrator.proxy_client import ProxyClient
 from services.orchestrator.resuming import resume
@@ -42,8 +43,7 @@ DESCRIPTION = (
     "Leases rollouts, takes them in when they are done, makes samples and steps of them, hands "
     "the steps to the trainer feed, and deletes payload files when nothing needs them any more."
 )
-SHUTDOWN_DELETES_S = 5.0  # what is not deleted by then is an orphan for the sweep
-
+SHUTDOWN_DELETES_S = 5.0  # what is not deleted by then is left to the next process
 log = structlog.get_logger(__name__)
 
 
@@ -258,7 +258,7 @@ def work(
     service: Orchestrator, feed: FeedClient | None, proxy: ProxyClient | None
 ) -> list[Coroutine[Any, Any, None]]:
     """Every loop that this run needs."""
-    jobs = [loops.build_steps(service), loops.keep_time(service)]
+    jobs = [loops.build_steps(service), loops.keep_time(service), watch_loop(service.metrics)]
     if service.ledger.is_durable:
         jobs.append(loops.keep_leading(service))
     if feed is not None:
@@ -269,8 +269,8 @@ def work(
     else:
         jobs.append(loops.forget_sessions(service))
     if service.files is not None:
-        jobs.append(loops.sweep_orphans(service))
-        jobs += [service.files.deleter.run(), loops.watch_storage(service)]
+        jobs += [loops.sweep_orphans(service), loops.watch_storage(service)]
+        jobs.append(service.files.deleter.run())
     return jobs
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+from msgspec import structs
 
 from services.orchestrator.groups import GroupResult, Groups
 from services.orchestrator.lifecycle import Run
@@ -60,6 +61,7 @@ class Rules:
 
 
 ENDED_STATES: Final = frozenset(LeaseState) - {LeaseState.OPEN}
+ENDED_ROLLOUT_STATES: Final = frozenset({RolloutState.DROPPED, RolloutState.TRAINED})
 
 
 class Book:
@@ -143,16 +145,17 @@ class Book:
             self.held[rollout.rollout_id] = rollout
         change.rollouts.append(rollout)
         self._ended_rollouts.pop(rollout.rollout_id, None)
-        is_trained = rollout.state is RolloutState.TRAINED and rollout.step not in self.open_steps
-        if is_trained or rollout.state is RolloutState.DROPPED:
-            self._end_rollout(change, rollout)
+        if rollout.state in ENDED_ROLLOUT_STATES:
+            self._ended_rollouts[rollout.rollout_id] = None
+        self._forget_rollouts(change)
 
-    def _end_rollout(self, change: Change, rollout: Rollout) -> None:
-        """Nothing will become of it any more; the oldest such are forgotten beyond the bound."""
-        self._ended_rollouts[rollout.rollout_id] = None
+    def _forget_rollouts(self, change: Change) -> None:
+        """Forget the oldest that ended, beyond the bound; not while their step is open."""
         while len(self._ended_rollouts) > self.rules.history_max:
-            oldest, _ = self._ended_rollouts.popitem(last=False)
-            del self.rollouts[oldest]
+            oldest = next(iter(self._ended_rollouts))
+            if self.rollouts[oldest].step in self.open_steps:
+                return
+            del self._ended_rollouts[oldest], self.rollouts[oldest]
             change.rollouts_forgotten.append(oldest)
 
     def put_step(self, change: Change, record: StepRecord) -> None:
@@ -163,12 +166,7 @@ class Book:
             self.open_steps[record.step] = record
             return
         self.open_steps.pop(record.step, None)
-        for rollout in filter(None, map(self.rollouts.get, record.rollout_ids)):
-            if rollout.state is RolloutState.TRAINED:
-                self.rollouts.pop(rollout.rollout_id)
-                self.rollouts[rollout.rollout_id] = rollout
-                change.rollouts_settled.append(rollout)
-                self._end_rollout(change, rollout)
+        self._forget_rollouts(change)
         self._closed_steps[record.step] = None
         while len(self._closed_steps) > self.rules.history_max:
             oldest, _ = self._closed_steps.popitem(last=False)
@@ -216,7 +214,7 @@ class Book:
         self, change: Change, lease: Lease, state: LeaseState, *, reason: str, now_s: float
     ) -> None:
         """An open lease ends without a delivery: its group goes on without it."""
-        self.put_lease(change, replace(lease, state=state, reason=reason))
+        self.put_lease(change, structs.replace(lease, state=state, reason=reason))
         change.delete_files += self.retention.release(Holder("lease", lease.lease_id))
         self.discard_session(change, lease)
         result = self.groups.fail(lease.group_id, lease.rollout_id, now_s=now_s)
@@ -237,7 +235,9 @@ class Book:
 
     def make_ready(self, change: Change, rollout: Rollout) -> None:
         """The rollout may go into the next step."""
-        ready = replace(rollout, state=RolloutState.READY, ready_index=self.next_ready_index)
+        ready = structs.replace(
+            rollout, state=RolloutState.READY, ready_index=self.next_ready_index
+        )
         self.next_ready_index += 1
         self.put_rollout(change, ready)
 
@@ -245,7 +245,7 @@ class Book:
         self, change: Change, rollout: Rollout, reason: DropReason, *, detail: str = ""
     ) -> Rollout:
         """A held rollout will not train: its files go at once."""
-        dropped = replace(
+        dropped = structs.replace(
             rollout,
             state=RolloutState.DROPPED,
             reason=reason,
@@ -284,4 +284,4 @@ def with_advantage(sample: Sample, advantage: float) -> Sample:
 def advantaged(rollout: Rollout, advantage: float) -> Rollout:
     """The rollout with its group's advantage on every sample."""
     samples = tuple(with_advantage(sample, advantage) for sample in rollout.samples)
-    return replace(rollout, advantage=advantage, samples=samples)
+    return structs.replace(rollout, advantage=advantage, samples=samples)

@@ -6,6 +6,8 @@ by its group for the request's other choices) or given up.
 
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from services.kit.problems import Problem
 from services.orchestrator.book import Book
 from services.orchestrator.errors import (
@@ -93,7 +95,7 @@ def deliver(book: Book, change: Change, delivery: Delivery, now_s: float) -> Rol
 
 
 def _collect(book: Book, change: Change, delivery: Delivery, lease: Lease, now_s: float) -> Rollout:
-    book.put_lease(change, replace(lease, state=LeaseState.DELIVERED))
+    book.put_lease(change, structs.replace(lease, state=LeaseState.DELIVERED))
     is_rewarded = delivery.drop is None  # what is dropped only below still has a valid reward
     delivery = _checked(book, delivery, lease)
     if lease.group_size > 1:  # its group is open: this member has not ended yet

@@ -9,14 +9,15 @@ closed by its deadline.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from services.orchestrator.errors import GroupClosed, GroupConflict, GroupFull
 from services.orchestrator.records import Change, GroupRecord, MemberRecord
 from sideband.batch.advantages import group_advantages
 from sideband.ids import GroupId, RolloutId
 
 
-@dataclass(slots=True)
-class _Member:
+class _Member(msgspec.Struct, gc=False):
     index: int  # of dispatch
     is_open: bool = True
     reward: float | None = None  # None: none given, or it failed

@@ -8,6 +8,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from services.orchestrator.collecting import Delivery
 from services.orchestrator.errors import (
     MalformedTurn,
@@ -189,4 +191,4 @@ def _with_turns(tally: Tally, turns: Sequence[Turn]) -> Tally:
             tokens = len(turn.prompt_token_ids_P) + len(turn.completion_token_ids_C)
             missing = holes(routing, start=first, stop=max(first, tokens - 1))
             invalid += sum(stop - start for start, stop in missing)
-    return replace(tally, mask_positions=positions, mask_rows=rows, rows_invalid=invalid)
+    return structs.replace(tally, mask_positions=positions, mask_rows=rows, rows_invalid=invalid)

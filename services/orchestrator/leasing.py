@@ -1,6 +1,8 @@
 """Leases: taken at dispatch, renewed, aborted, expired. Pure decisions on a ``Book``."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from services.orchestrator.book import Book
 from services.orchestrator.errors import (
@@ -100,7 +102,7 @@ def renew(book: Book, change: Change, lease_id: LeaseId, files: list[str], now_s
     if lease.state is not LeaseState.OPEN:
         raise LeaseEnded(lease_id, lease.state.value)
     gone = book.retention.hold(Holder("lease", lease_id), files)
-    renewed = replace(
+    renewed = structs.replace(
         lease,
         deadline_s=now_s + book.rules.lease_timeout_s,
         files=lease.files.union(files) - set(gone),

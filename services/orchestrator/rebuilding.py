@@ -8,6 +8,7 @@ import asyncio
 from dataclasses import replace
 
 import structlog
+from msgspec import structs
 
 from services.orchestrator.book import advantaged
 from services.orchestrator.building import BuildRules, build
@@ -45,7 +46,7 @@ async def _rebuild(service: Orchestrator, rules: BuildRules, record: StepRecord)
         return f"step {record.step} cannot be built again: no samples of {missing or 'it'}"
     rollouts = []
     for name in record.rollout_ids:
-        rollout = replace(service.book.rollouts[name], samples=found[name])
+        rollout = structs.replace(service.book.rollouts[name], samples=found[name])
         rollouts.append(_with_advantage(rollout))
     draft = Draft(step=record.step, rollouts=tuple(rollouts))
     try:

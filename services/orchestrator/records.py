@@ -2,11 +2,16 @@
 
 A change is what one decision did. The service makes it durable in the ledger, and only then acts
 on it: answers, deletes, ships.
+
+There are hundreds of thousands of leases and rollouts, none in a cycle: the garbage collector does
+not look at them (``gc=False``), else each of its walks would hold the event loop.
 """
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
+
+import msgspec
 
 from sideband.batch.types import Sample
 from sideband.ids import GroupId, LeaseId, RolloutId, SessionId
@@ -61,8 +66,7 @@ class StepState(StrEnum):
 HELD_STATES: Final = frozenset({RolloutState.WAITING, RolloutState.READY})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
+class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Permission to run one rollout with policy version k. ``index`` counts dispatches from 0."""
 
     lease_id: LeaseId
@@ -80,8 +84,7 @@ class Lease:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class Tally(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What was counted while the samples of one rollout (or one step) were made."""
 
     samples: int = 0
@@ -98,7 +101,7 @@ class Tally:
 
     def __add__(self, other: "Tally") -> "Tally":
         return Tally(
-            **{name: getattr(self, name) + getattr(other, name) for name in Tally.__slots__}
+            **{name: getattr(self, name) + getattr(other, name) for name in Tally.__struct_fields__}
         )
 
     @property
@@ -112,8 +115,7 @@ class Tally:
         return self.mask_rows / self.mask_positions if self.mask_positions else 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rollout:
+class Rollout(msgspec.Struct, frozen=True, kw_only=True, gc=False, eq=False):
     """One delivered rollout. ``samples`` are held until its step is built, then let go."""
 
     rollout_id: RolloutId
@@ -127,7 +129,7 @@ class Rollout:
     samples: tuple[Sample, ...] = ()
     files: frozenset[str] = frozenset()
     files_shared: frozenset[str] = frozenset()  # held by the group for the request's other choices
-    tally: Tally = field(default_factory=Tally)
+    tally: Tally = msgspec.field(default_factory=Tally)
     reason: DropReason | None = None
     detail: str = ""
     refusal: str | None = None  # the problem code of a body that was refused
@@ -232,7 +234,6 @@ class Change:
     discard_sessions: list[SessionId] = field(default_factory=list)
 
     run: RunRecord | None = None
-    rollouts_settled: list[Rollout] = field(default_factory=list)  # trained, their step is closed
     groups: list[GroupRecord] = field(default_factory=list)
     members: list[MemberRecord] = field(default_factory=list)
     members_replaced: list[tuple[GroupId, RolloutId]] = field(default_factory=list)

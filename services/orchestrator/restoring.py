@@ -3,7 +3,7 @@
 What holds a file follows from the records: open leases, held rollouts, open groups, steps.
 """
 
-from dataclasses import replace
+from msgspec import structs
 
 from services.orchestrator.book import Book, Rules, advantaged
 from services.orchestrator.lifecycle import Phase, Run
@@ -73,7 +73,7 @@ def _leases(book: Book, change: Change, records: Records) -> None:
 def _rollouts(book: Book, change: Change, rollouts: list[Rollout]) -> None:
     for rollout in rollouts:
         is_held = rollout.state in HELD_STATES
-        book.put_rollout(change, rollout if is_held else replace(rollout, samples=()))
+        book.put_rollout(change, rollout if is_held else structs.replace(rollout, samples=()))
         if is_held:
             book.retention.hold(Holder("rollout", rollout.rollout_id), rollout.files)
 

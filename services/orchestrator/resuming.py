@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import structlog
+from msgspec import structs
 
 from services.orchestrator import stepping
 from services.orchestrator.book import Book
@@ -133,7 +134,7 @@ def drop_missing(book: Book, change: Change, report: Report) -> None:
     lost = missing - needed_by_ranks
     change.delete_files += book.retention.lose(lost)
     for lease in [lease for lease in book.open_leases.values() if lease.files & lost]:
-        book.put_lease(change, replace(lease, files=lease.files - lost))
+        book.put_lease(change, structs.replace(lease, files=lease.files - lost))
     for rollout in [rollout for rollout in book.held.values() if rollout.files & lost]:
         _drop(book, change, rollout, report, lost)
     for record in sorted(book.open_steps.values(), key=lambda record: record.step):
@@ -194,7 +195,7 @@ def after_downtime(book: Book, change: Change, downtime_s: float) -> None:
     if downtime_s <= 0:
         return
     for lease in list(book.open_leases.values()):
-        book.put_lease(change, replace(lease, deadline_s=lease.deadline_s + downtime_s))
+        book.put_lease(change, structs.replace(lease, deadline_s=lease.deadline_s + downtime_s))
     for record in list(book.open_steps.values()):
         if record.acknowledged_s is not None:
             later_s = record.acknowledged_s + downtime_s

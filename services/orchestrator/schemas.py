@@ -97,7 +97,7 @@ class TallyView(BaseModel):
     @classmethod
     def of(cls, tally: Tally) -> Self:
         """The view of a tally."""
-        return cls(**{name: getattr(tally, name) for name in Tally.__slots__})
+        return cls(**{name: getattr(tally, name) for name in Tally.__struct_fields__})
 
 
 class Receipt(BaseModel):

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from services.orchestrator.book import Book
 from services.orchestrator.lifecycle import Phase
 from services.orchestrator.membership import Candidate, choose
@@ -43,7 +45,7 @@ def begin(book: Book, change: Change, now_s: float) -> Draft | None:
     draft = Draft(step=book.next_step, rollouts=tuple(book.held[name] for name in chosen))
     book.retention.ship(draft.step, draft.files)
     for rollout in draft.rollouts:
-        packed = replace(rollout, state=RolloutState.PACKED, step=draft.step, samples=())
+        packed = structs.replace(rollout, state=RolloutState.PACKED, step=draft.step, samples=())
         book.put_rollout(change, packed)
         freed = book.retention.release(Holder("rollout", rollout.rollout_id))
         assert not freed, "the step holds what its rollouts held"
@@ -130,7 +132,7 @@ def acknowledge(book: Book, change: Change, committed_step: int, now_s: float) -
         for rollout_id in record.rollout_ids:
             rollout = book.rollouts.get(rollout_id)
             if rollout is not None:
-                trained = replace(rollout, state=RolloutState.TRAINED, files=frozenset())
+                trained = structs.replace(rollout, state=RolloutState.TRAINED, files=frozenset())
                 book.put_rollout(change, trained)
         change.delete_files += book.retention.acknowledge(step)
     close_done(book, change)

@@ -25,7 +25,7 @@ def report_of(*found: RowResult) -> Report:
 def cases() -> Iterator[ParameterSet]:
     """Rows that start servers belong to the tier of real processes."""
     for row in rows():
-        is_real = row.name.startswith("proxy") or row.name == "feed"
+        is_real = row.name.startswith(("proxy", "orchestrator")) or row.name == "feed"
         yield pytest.param(row, id=row.name, marks=[pytest.mark.e2e] if is_real else [])
 
 

@@ -47,7 +47,7 @@ class Batch:
         for lease_id in change.leases_forgotten:
             self._put(tables.LEASES, None, lease_id)
         self.bodies.update(change.bodies)
-        for rollout in (*change.rollouts, *change.rollouts_settled):
+        for rollout in change.rollouts:
             self._rollout(rollout)
         for rollout_id in change.rollouts_forgotten:
             self._put(tables.ROLLOUTS, None, rollout_id)

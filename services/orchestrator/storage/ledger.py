@@ -7,8 +7,9 @@ PostgreSQL behind a socket, samples are encoded in a thread.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
+from typing import Final
 
 from sqlalchemy import delete
 from sqlalchemy.exc import SQLAlchemyError
@@ -19,12 +20,16 @@ from services.orchestrator.records import Change, Records
 from services.orchestrator.storage import loading, tables
 from services.orchestrator.storage.batch import Batch
 from services.orchestrator.storage.leadership import Leadership
-from services.orchestrator.storage.samples import UnreadableSamples, encode_samples
+from services.orchestrator.storage.rows import Row
+from services.orchestrator.storage.samples import UnreadableSamples, encode_samples, size_of
 from services.orchestrator.storage.statements import Statements
 from sideband.batch.types import Sample
 from sideband.ids import RolloutId
 
-CLOSE_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S: Final = 5.0
+PIECE_BYTES_MIN: Final = 8 << 20  # encoded at a time: what a commit adds to the memory
+
+Bodies = list[tuple[RolloutId, tuple[Sample, ...]]]
 
 
 class SqlLedger:
@@ -82,14 +87,19 @@ class SqlLedger:
         for table, writes in batch.writes.items():
             await statements.write(connection, table, writes)
         await statements.files_deleted(connection, batch.files_deleted)
-        for rollout_id, samples in batch.bodies.items():
-            await self._write_body(rollout_id, samples)
+        for some in pieces_of(batch.bodies):
+            await self._write_bodies(some)
         await statements.put(connection, tables.SAVES, {"saved_s": self._clock_s()})
 
-    async def _write_body(self, rollout_id: RolloutId, samples: tuple[Sample, ...]) -> None:
-        body = await asyncio.to_thread(encode_samples, samples)
-        row = {"rollout_id": rollout_id, "samples": body}
-        await self._statements.put(self._connection, tables.BODIES, row)
+    async def _write_bodies(self, bodies: Bodies) -> None:
+        def encoded() -> list[Row]:
+            return [
+                {"rollout_id": rollout_id, "samples": encode_samples(samples)}
+                for rollout_id, samples in bodies
+            ]
+
+        rows = await asyncio.to_thread(encoded)
+        await self._statements.put_all(self._connection, tables.BODIES, rows)
 
     async def load(self) -> Records | None:
         """Everything that was kept of the run; None when nothing was. Raises LedgerFailed."""
@@ -132,6 +142,20 @@ class SqlLedger:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 with translated():
                     await self._engine.dispose()
+
+
+def pieces_of(bodies: Mapping[RolloutId, tuple[Sample, ...]]) -> Iterator[Bodies]:
+    """Pieces that are written by one call: many small rollouts, or one large one."""
+    piece: Bodies = []
+    piece_bytes = 0
+    for rollout_id, samples in bodies.items():
+        piece.append((rollout_id, samples))
+        piece_bytes += sum(size_of(sample) for sample in samples)
+        if piece_bytes >= PIECE_BYTES_MIN:
+            yield piece
+            piece, piece_bytes = [], 0
+    if piece:
+        yield piece
 
 
 @contextlib.contextmanager

@@ -98,6 +98,16 @@ def decode_samples(body: bytes) -> tuple[Sample, ...]:
     return tuple(_decoded(sample) for sample in wire.samples)
 
 
+def size_of(sample: Sample) -> int:
+    """About how many bytes it will have, descriptors aside."""
+    inline = 0
+    for segment in sample.segments:
+        if isinstance(segment, InlineSegment):
+            data = segment.data
+            inline += data.values_M.nbytes if isinstance(data, RaggedRows) else data.nbytes
+    return 9 * len(sample) + inline
+
+
 def _encoded(sample: Sample) -> _Sample:
     # Segments keep their order within each form; a sample has only one.
     return _Sample(

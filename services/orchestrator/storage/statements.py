@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from services.orchestrator.limits import ROWS_PER_CALL_MAX
 from services.orchestrator.storage import tables
 from services.orchestrator.storage.batch import Writes
+from services.orchestrator.storage.rows import Row
 
 
 class Statements:
@@ -34,9 +35,15 @@ class Statements:
         for some in _pieces(kept):
             await connection.execute(self._upserts[table], some)
 
-    async def put(self, connection: AsyncConnection, table: Table, row: dict[str, Any]) -> None:
+    async def put(self, connection: AsyncConnection, table: Table, row: Row) -> None:
         """Write one row."""
-        await connection.execute(self._upserts[table], [{"run_id": self._run_id, **row}])
+        await self.put_all(connection, table, [row])
+
+    async def put_all(self, connection: AsyncConnection, table: Table, rows: list[Row]) -> None:
+        """Write some rows in one call."""
+        await connection.execute(
+            self._upserts[table], [{"run_id": self._run_id, **row} for row in rows]
+        )
 
     async def delete_where(
         self, connection: AsyncConnection, table: Table, column: str, values: Sequence[Any]

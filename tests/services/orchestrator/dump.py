@@ -64,7 +64,7 @@ def dump(book: Book) -> dict[str, Any]:
 
 def rollout_facts(rollout: Rollout) -> dict[str, Any]:
     """A rollout without identity of its arrays."""
-    facts = {f.name: getattr(rollout, f.name) for f in fields(rollout)}
+    facts = {name: getattr(rollout, name) for name in rollout.__struct_fields__}
     return {**facts, "samples": [sample_facts(sample) for sample in rollout.samples]}
 
 

@@ -68,6 +68,7 @@ class Promise(DurableHistory):
             plan = plan_version(version, files, self.book.retention.is_held)
             for file in plan.files:
                 self.unlink(file)
+            self.queue -= set(plan.files)  # to try again would find nothing
             if plan.is_whole and not dies_half_way:
                 self.book.retention.forget(version)
                 self.act(lambda change, v=version: change.versions_forgotten.append(v))

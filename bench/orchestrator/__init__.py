@@ -1,0 +1,1 @@
+"""The orchestrator under load: a client with many rollouts in flight, and a feed beside it."""
