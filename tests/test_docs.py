@@ -99,3 +99,16 @@ def test_every_parameter_is_described(service: str) -> None:
         if "description" not in parameter
     ]
     assert not bare
+
+
+def test_each_guarantee_names_tests_that_exist() -> None:
+    page = (ROOT / "docs" / "guarantees.md").read_text()
+    rows = re.findall(r"^\|.*\| (.*test_.*) \|$", page, re.M)
+    assert len(rows) > 10
+    for row in rows:
+        pieces = re.findall(r"((?:`\w+`[^\[`]*)+)\[\w+\]\(\.\./([^)]+)\)", row)
+        assert pieces, row
+        for names, path in pieces:
+            text = (ROOT / path).read_text()
+            for test in re.findall(r"`(\w+)`", names):
+                assert re.search(rf"\b{test}\b", text), (test, path)
