@@ -20,7 +20,7 @@ from services.inference_proxy.budget import ByteBudget
 from services.inference_proxy.calls import EngineCalls
 from services.inference_proxy.config import ProxySettings
 from services.inference_proxy.dialects.load import CannotPair, load_dialect
-from services.inference_proxy.endpoints import admin, generate, openai, turns
+from services.inference_proxy.endpoints import admin, generate, openai, turns, weights
 from services.inference_proxy.endpoints.parts import Parts
 from services.inference_proxy.endpoints.plain import PlainRequests
 from services.inference_proxy.engines import Engine, EngineBook
@@ -39,6 +39,7 @@ from services.inference_proxy.sessions import SessionBook
 from services.inference_proxy.spill import Spill
 from services.inference_proxy.upstream import Upstream, Wire
 from services.inference_proxy.versions import VersionPusher
+from services.inference_proxy.weights import WeightUpdates
 from services.inference_proxy.wire import open_wire
 from services.kit.app import ProblemApp, build_app
 from services.kit.auth import TokenCheck
@@ -85,7 +86,7 @@ def create_app(settings: ProxySettings, *, wire: Wire | None = None) -> ProblemA
         description=DESCRIPTION,
         settings=settings,
         lifespan=lifespan,
-        admin_routers=[admin.router],
+        admin_routers=[admin.router, weights.router],
         data_routers=[generate.router, openai.router, turns.router],
         ready=ready,
         registry=registry,
@@ -170,11 +171,17 @@ def build_parts(
             metrics=metrics,
         ),
         keeper=keeper,
+        weights=_weights(settings, upstream, book),
         generate=generate,
         turns=OpenAITurns(calls, book, janitor, spill, generate, retries=retries),
         openai=OpenAIService(calls, book, gate, retries=retries),
         metrics=metrics,
     )
+
+
+def _weights(settings: ProxySettings, upstream: Upstream, book: EngineBook) -> WeightUpdates:
+    token = _secret(settings.engine_token)
+    return WeightUpdates(upstream, book, token=token, timeout_s=settings.weights_timeout_s)
 
 
 def _spill(

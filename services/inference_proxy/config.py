@@ -167,6 +167,9 @@ class ProxySettings(ServiceSettings):
     kept_age_s_max: float = Field(
         default=7200.0, gt=0, description="How long a turn is kept that nobody hands in."
     )
+    weights_timeout_s: float = Field(
+        default=600.0, gt=0, description="Deadline of each step of a weight update on an engine."
+    )
     push_timeout_s: float = Field(
         default=5.0, gt=0, description="Deadline of one push of a policy version."
     )

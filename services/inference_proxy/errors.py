@@ -13,6 +13,7 @@
     ├── TurnUnavailable 409      turn_running, turn_of_other_run, turn_ambiguous, turn_incomplete
     ├── TurnIsGone 410           turn_expired, turn_released, turn_too_large, turn_discarded
     ├── VersionConflict 409      a session at another version, or a report that goes back
+    ├── WeightUpdateRunning 409  another update is being applied
     ├── SessionGone 409          the session was deleted while the request ran
     ├── ClientLeft 499           nobody reads it
     ├── UpstreamFailed 502       every attempt failed
@@ -47,6 +48,7 @@ from services.inference_proxy.turn_problems import (
 )
 from services.inference_proxy.upstream import EngineBusy, EngineRefused, UpstreamError
 from services.inference_proxy.wanted import ClientGone, DeadlinePassed, SessionDiscarded
+from services.inference_proxy.weights import UpdateFailed, UpdateRunning
 from services.kit.problems import InvalidRequest, Problem
 from sideband.errors import InvalidId
 
@@ -109,6 +111,12 @@ class VersionConflict(Problem):
     """Two policy versions where there must be one."""
 
     status, code, title = 409, "policy_version_conflict", "Policy version conflict"
+
+
+class WeightUpdateRunning(Problem):
+    """Another update is being applied."""
+
+    status, code, title = 409, "weight_update_running", "Weight update running"
 
 
 class SessionGone(Problem):
@@ -228,6 +236,8 @@ _PLAIN: tuple[tuple[type[Exception], type[Problem], dict[str, str] | None], ...]
     (RootNotReady, PayloadRootNotReady, RETRY_LATER),
     (SpillFailed, PayloadNotWritten, RETRY_LATER),
     (UnknownEngine, UnknownEngineProblem, None),
+    (UpdateRunning, WeightUpdateRunning, RETRY_LATER),
+    (UpdateFailed, UpstreamFailed, None),
     (ClientGone, ClientLeft, None),
     (SessionDiscarded, SessionGone, None),
     (DeadlinePassed, DeadlineExceeded, None),

@@ -1,8 +1,8 @@
 """Bodies at the HTTP edge: what clients send and get, field by field with an example."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from services.inference_proxy.admission import GateState
 from services.inference_proxy.engines import Role
@@ -213,6 +213,50 @@ class VersionReport(Closed):
     )
     force: bool = Field(
         default=False, description="Allow an older version than known.", examples=[False]
+    )
+
+
+class WeightRequest(Closed):
+    """New weights for every engine: a folder, or the engines' own transfer."""
+
+    policy_version: PolicyVersion = Field(description="What they will run.", examples=[4])
+    weights_path: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=4096,
+        description="A checkpoint's folder, where the engines see it.",
+        examples=["/mnt/run/weights/v4"],
+    )
+    update_info: dict[str, Any] | None = Field(
+        default=None,
+        description="What vLLM's weight transfer takes, once it is set up.",
+        examples=[{"names": ["lm_head.weight"]}],
+    )
+    running: Literal["wait", "keep", "abort"] = Field(
+        default="wait",
+        description="Requests that run: finished first, frozen and gone on with, or ended.",
+        examples=["wait"],
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.weights_path is None) == (self.update_info is None):
+            raise ValueError("give weights_path or update_info, one of them")
+        return self
+
+
+class WeightReport(BaseModel):
+    """What became of an update."""
+
+    policy_version: int = Field(description="What was asked for.", examples=[4])
+    applied: int = Field(description="What all serving engines have.", examples=[4])
+    updated: list[str] = Field(description="Engines that have it and serve.", examples=[["e0"]])
+    failed: dict[str, str] = Field(
+        description="Engines that were taken out, and why.",
+        examples=[{"e1": "/collective_rpc: status 500"}],
+    )
+    left_out: list[str] = Field(
+        description="Engines that did not serve when it began.", examples=[["e2"]]
     )
 
 

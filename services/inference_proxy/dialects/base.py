@@ -7,7 +7,8 @@ Everything here is pure: bodies go in, bodies come out, nothing is changed in pl
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
@@ -28,6 +29,35 @@ class Ask(Struct, frozen=True, kw_only=True):
     injection: Injection | None
     prompt_start: int  # leading prompt rows that are not asked for
     wants_rows: bool = True  # an engine that is asked request by request need not send others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightUpdate:
+    """New weights for every engine, from a folder that they all see or by their own transfer."""
+
+    policy_version: int
+    running: Literal["wait", "keep", "abort"]  # what becomes of requests that run
+    weights_path: str | None = None
+    update_info: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCall:
+    """One POST. ``refusal``: an answer that holds these bytes is none, whatever its status."""
+
+    path: str
+    body: Mapping[str, Any] | None = None
+    refusal: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSteps:
+    """What to call for an update, step by step; ``abandon`` ends what runs on a failed engine."""
+
+    pause: tuple[EngineCall, ...]
+    update: tuple[EngineCall, ...]
+    resume: tuple[EngineCall, ...]
+    abandon: tuple[EngineCall, ...]
 
 
 class UntranslatableParameter(Exception):
@@ -102,3 +132,6 @@ class Dialect(Protocol):
 
     def is_mask_refusal(self, body: Body, status: int, error: object) -> bool:
         """Whether an error means that the engine returns masks and cannot for this request."""
+
+    def weight_steps(self, update: WeightUpdate) -> WeightSteps:
+        """How to bring new weights to it. Raises UntranslatableParameter when it cannot."""

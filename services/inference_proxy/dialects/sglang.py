@@ -16,6 +16,8 @@ from services.inference_proxy.dialects.base import (
     Body,
     UnreadableAnswer,
     UntranslatableParameter,
+    WeightSteps,
+    WeightUpdate,
 )
 from services.inference_proxy.dialects.load import ModelNeeded
 from services.inference_proxy.dialects.sglang_reading import cuts, read_choice, usage
@@ -146,6 +148,10 @@ class SglangDialect:
     def is_mask_refusal(self, body: Body, status: int, error: object) -> bool:
         """It says itself what it cannot do, with a 400."""
         return False
+
+    def weight_steps(self, update: WeightUpdate) -> WeightSteps:
+        """Not written yet: report the version once the weights were brought by other means."""
+        raise UntranslatableParameter("engines", "sglang engines get their weights elsewhere")
 
 
 class SglangEvents:

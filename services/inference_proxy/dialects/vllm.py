@@ -3,7 +3,14 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from services.inference_proxy.dialects.base import Ask, Body, Injection
+from services.inference_proxy.dialects.base import (
+    Ask,
+    Body,
+    EngineCall,
+    Injection,
+    WeightSteps,
+    WeightUpdate,
+)
 from services.inference_proxy.dialects.openai_forms import (
     is_chat,
     read_openai,
@@ -123,6 +130,39 @@ class VllmDialect:
         temperature, top_k = params.get("temperature"), params.get("top_k")
         is_cut = (temperature is None or temperature > 0) and (top_k is not None and top_k > 0)
         return message == "" and not is_cut
+
+    def weight_steps(self, update: WeightUpdate) -> WeightSteps:
+        """vLLM's own routes for RL (VLLM_SERVER_DEV_MODE=1).
+
+        The prefix cache goes with the old weights: running requests that were kept are run again.
+        """
+        if update.weights_path is not None:
+            path = {"weights_path": update.weights_path}
+            transfer = [
+                EngineCall(
+                    path="/collective_rpc", body={"method": "reload_weights", "kwargs": path}
+                )
+            ]
+        else:
+            transfer = [
+                EngineCall(path="/start_weight_update"),
+                EngineCall(path="/update_weights", body={"update_info": update.update_info}),
+                EngineCall(path="/finish_weight_update", body={}),
+            ]
+        version = {"new_version": str(update.policy_version)}
+        return WeightSteps(
+            pause=(EngineCall(path=f"/pause?mode={update.running}"),),
+            update=(
+                *transfer,
+                EngineCall(
+                    path="/reset_prefix_cache?reset_running_requests=true",
+                    refusal=b'"success":false',
+                ),
+                EngineCall(path="/update_weight_version", body=version),
+            ),
+            resume=(EngineCall(path="/resume"),),
+            abandon=(EngineCall(path="/pause?mode=abort"),),
+        )
 
 
 class VllmEvents:

@@ -18,6 +18,7 @@ from services.inference_proxy.probes import Probes
 from services.inference_proxy.service import GenerateService
 from services.inference_proxy.sessions import SessionBook
 from services.inference_proxy.versions import VersionPusher
+from services.inference_proxy.weights import WeightUpdates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ class Parts:
     generate: GenerateService
     openai: OpenAIService
     turns: OpenAITurns
+    weights: WeightUpdates
     metrics: Metrics
 
 

@@ -105,6 +105,9 @@ class StubEngine:
     tells_tokens: bool = True  # on OpenAI routes, when asked
     is_healthy: bool = True
     obeys: bool = True
+    admin_calls: list[tuple[str, Any]] = field(default_factory=list)  # path with query, body
+    broken_paths: set[str] = field(default_factory=set)
+    keeps_cache: bool = False  # its prefix cache cannot be emptied
 
     def app(self) -> FastAPI:
         """Its HTTP face."""
@@ -124,7 +127,20 @@ class StubEngine:
         async def post(request: Request) -> Response:
             return await self.answer(request)
 
+        @app.post("/{path}")
+        async def admin(path: str, request: Request) -> Response:
+            return await self.administered(path, request)
+
         return app
+
+    async def administered(self, path: str, request: Request) -> Response:
+        """Routes for RL: remembered, and answered as vLLM does."""
+        content = await request.body()
+        query = f"?{request.url.query}" if request.url.query else ""
+        self.admin_calls.append((f"/{path}{query}", orjson.loads(content) if content else None))
+        if f"/{path}" in self.broken_paths:
+            return self.json({"error": "no"}, 500)
+        return self.json({"success": not (self.keeps_cache and path == "reset_prefix_cache")})
 
     @staticmethod
     def json(body: Any, status: int = 200) -> Response:

@@ -1,0 +1,147 @@
+"""A weight update of all engines: pause, update, say the version, resume.
+
+One update at a time. An engine that fails any step is taken out by name, and what runs there is
+ended: half-updated weights must answer nobody. The version advances with one report of all engines
+that have applied it, so that no request sees some of them. Requests that run keep the version that
+they were dispatched with.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from services.inference_proxy.dialects.base import EngineCall, WeightSteps, WeightUpdate
+from services.inference_proxy.engines import Engine, EngineBook, VersionBackwards
+from services.inference_proxy.upstream import EngineBroke, Upstream, UpstreamError
+
+log = structlog.get_logger(__name__)
+
+
+class UpdateRunning(Exception):
+    """An update is being applied; two at once would leave engines apart."""
+
+    def __init__(self) -> None:
+        super().__init__("a weight update is running: wait for its answer")
+
+
+class UpdateFailed(Exception):
+    """No engine applied it; each is named with its reason."""
+
+    def __init__(self, reasons: dict[str, str]) -> None:
+        self.reasons = reasons
+        said = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        super().__init__(f"no engine applied the weights: {said or 'none serves'}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateOutcome:
+    """Who has it, and who was taken out and why."""
+
+    updated: tuple[str, ...]
+    failed: dict[str, str]
+    left_out: tuple[str, ...]  # not serving when it began
+
+
+class WeightUpdates:
+    """What the weights endpoint calls."""
+
+    def __init__(
+        self, upstream: Upstream, book: EngineBook, *, token: str | None, timeout_s: float
+    ) -> None:
+        self._upstream, self._book, self._timeout_s = upstream, book, timeout_s
+        self._headers = {"content-type": "application/json"}
+        if token is not None:
+            self._headers["authorization"] = f"Bearer {token}"
+        self._is_running = False
+
+    async def apply(self, update: WeightUpdate) -> UpdateOutcome:
+        """Bring every serving engine to the update's version.
+
+        Raises UpdateRunning, VersionBackwards, UntranslatableParameter (nothing was touched) and
+        UpdateFailed (every engine was taken out).
+        """
+        if self._is_running:
+            raise UpdateRunning
+        for engine in self._book:
+            if update.policy_version < engine.policy_version:
+                raise VersionBackwards(
+                    engine.name, reported=update.policy_version, known=engine.policy_version
+                )
+        steps = {
+            engine.name: engine.dialect.weight_steps(update)
+            for engine in self._book
+            if engine.health.state == "healthy"
+        }
+        self._is_running = True
+        try:
+            return await self._applied(update, steps)
+        finally:
+            self._is_running = False
+
+    async def _applied(self, update: WeightUpdate, steps: dict[str, WeightSteps]) -> UpdateOutcome:
+        failed: dict[str, str] = {}
+        everyone = list(steps)
+        paused = await self._all(everyone, [steps[name].pause for name in everyone], failed)
+        updated = await self._all(paused, [steps[name].update for name in paused], failed)
+        for name, reason in failed.items():
+            self._book.hold(name, f"weight update to v{update.policy_version} failed: {reason}")
+            log.error("weight_update_failed", engine=name, reason=reason)
+        await self._all(failed, [steps[name].abandon for name in failed], {})
+        if updated:
+            self._book.report(update.policy_version, updated)
+        resumed = await self._all(updated, [steps[name].resume for name in updated], failed)
+        for name in set(updated) - set(resumed):
+            self._book.hold(name, f"did not resume after a weight update: {failed[name]}")
+            log.error("resume_failed", engine=name, reason=failed[name])
+        if not resumed:
+            raise UpdateFailed(failed)
+        log.info("weights_updated", policy_version=update.policy_version, engines=resumed)
+        left_out = [engine.name for engine in self._book if engine.name not in steps]
+        return UpdateOutcome(updated=tuple(resumed), failed=failed, left_out=tuple(left_out))
+
+    async def _all(
+        self,
+        names: Iterable[str],
+        calls: Sequence[Sequence[EngineCall]],
+        failed: dict[str, str],
+    ) -> list[str]:
+        """Make each engine's calls, all engines at once; who succeeded. Others go to ``failed``."""
+        order = list(names)
+        reasons = await asyncio.gather(
+            *(
+                self._calls(self._book.get(name), own)
+                for name, own in zip(order, calls, strict=True)
+            )
+        )
+        failed |= {name: why for name, why in zip(order, reasons, strict=True) if why is not None}
+        return [name for name, why in zip(order, reasons, strict=True) if why is None]
+
+    async def _calls(self, engine: Engine, calls: Sequence[EngineCall]) -> str | None:
+        """None when every call succeeded, else why one did not."""
+        for call in calls:
+            try:
+                await self._call(engine, call)
+            except UpstreamError as exc:
+                return f"{call.path}: {exc.reason[:300]}"
+            except TimeoutError:
+                return f"{call.path}: no answer within {self._timeout_s:g} s"
+        return None
+
+    async def _call(self, engine: Engine, call: EngineCall) -> None:
+        content = msgspec.json.encode(call.body) if call.body is not None else None
+        async with (
+            asyncio.timeout(self._timeout_s),
+            self._upstream.open(
+                engine.name,
+                f"{engine.url}{call.path}",
+                content=content,
+                headers=self._headers,
+                timeout_s=self._timeout_s,
+            ) as reply,
+        ):
+            said = await reply.whole()
+        if call.refusal is not None and call.refusal in said.replace(b" ", b""):
+            raise EngineBroke(engine.name, said.decode(errors="replace")[:300])
