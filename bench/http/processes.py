@@ -69,3 +69,10 @@ def peak_bytes(pid: int) -> int:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     raise ServerDied(f"process {pid} is gone")
+
+
+def processor_s(pid: int) -> float:
+    """Processor time of a running process so far, its ended threads too, user and system."""
+    with open(f"/proc/{pid}/stat") as status:
+        fields = status.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
