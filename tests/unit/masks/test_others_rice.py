@@ -212,6 +212,14 @@ def test_what_no_writer_makes_is_refused(
         decoded(stored, rows, [5] * wanted if vocab_size > 5 else [0], vocab_size)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_before_the_wanted_ones_that_lack_ids_are_noticed(way: str) -> None:
+    stored = by_hand([(5, [7, 900]), (5, [1, 2])], VOCAB)[:-1] + b"\x80"  # one 1 for four ids
+    assert len(stored) == 2 + 1 + 4 + 1
+    with taking(way), pytest.raises(MalformedMaskBlock, match="a one for each id"):
+        decoded(stored, 2, [5], VOCAB, first=1)
+
+
 def test_a_block_of_many_rows_decodes_to_a_bounded_number_of_ids(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
