@@ -21,6 +21,10 @@ help: ## this list
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-torch.lock
 	@touch $@
 
+.venv/.clients: .venv/.ready requirements-clients.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-clients.lock
+	@touch $@
+
 ifeq ($(SIDEBAND_TORCH),0)
 # Types of what needs torch cannot be checked without it.
 TYPES_WITHOUT_TORCH := --exclude '^(examples/train_tiny_moe|shared/sideband/torch|tests/examples|tests/unit/torch)/'
@@ -37,7 +41,7 @@ example: torch ## train a small mixture-of-experts model on four ranks, compared
 
 test: test-fast test-slow ## every test: fast tier with coverage, then real processes and containers
 
-test-fast: torch ## the fast tier: unit, properties, golden, services in process
+test-fast: torch .venv/.clients ## the fast tier: unit, properties, golden, services in process
 	rm -f .coverage .coverage.*
 	$(PYTEST) -n 2 -m "not e2e and not docker and not vllm" --cov --cov-report=term --cov-fail-under=95
 
