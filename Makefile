@@ -59,9 +59,10 @@ NFS_SHARED ?=
 test-nfs: .venv/.ready ## two NFS clients: NFS_AT runs a command on one, NFS_SHARED is seen at their /
 	$(PYTEST) tests/nfs --nfs-at "$(NFS_AT)" --nfs-shared "$(NFS_SHARED)"
 
+VLLM_OPTIONS ?=
 test-vllm: torch ## a real vLLM on this CPU, 0.32 and 0.30 (under 12 minutes); skipped by name where none can be built
 	-$(BIN)/python -m scripts.vllm_env
-	$(PYTEST) tests/vllm -m vllm
+	$(PYTEST) tests/vllm -m vllm $(VLLM_OPTIONS)
 
 bench: .venv/.ready ## measure both sides in one run; writes docs/performance.md (a few minutes)
 	$(BIN)/python -m bench --out docs
