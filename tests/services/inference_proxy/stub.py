@@ -39,6 +39,8 @@ HF_CONFIG = {  # the same model as its config.json says it
     "vocab_size": 64,
 }
 ALPHABET = string.ascii_letters + string.digits + "+/"  # of the 64 tokens
+COMPLETION_MAX = 8192  # a fuzzed request may ask for any number, and a thread cannot be ended
+CHOICES_MAX = 8
 GARBAGE = 7  # added to the ids of rows that a decode engine made up
 
 Json = dict[str, Any]
@@ -52,10 +54,13 @@ def next_token(tokens: list[int]) -> int:
 
 def sampled(prompt: list[int], count: int) -> list[int]:
     """``count`` tokens after a prompt."""
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(next_token(tokens))
-    return tokens[len(prompt) :]
+    found: list[int] = []
+    total, length = sum(prompt), len(prompt)
+    for _ in range(min(count, COMPLETION_MAX)):
+        token = (total * 7 + length) % MODEL.vocab_size  # as next_token, without the sum anew
+        found.append(token)
+        total, length = total + token, length + 1
+    return found
 
 
 def true_rows(tokens: list[int]) -> NDArray[np.uint8]:
@@ -181,7 +186,7 @@ class StubEngine:
         """A whole answer, its file written when a payload_dir came."""
         prompt, params = body["token_ids"], body["sampling_params"]
         choices, payloads = [], []
-        for index in range(params.get("n", 1)):
+        for index in range(min(params.get("n", 1), CHOICES_MAX)):
             completion = sampled(prompt, params.get("max_tokens", 4))
             tokens = prompt + completion
             start = params.get("routed_experts_prompt_start", 0) if self.obeys else 0
