@@ -6,7 +6,6 @@ step once and in order, every micro batch equals the truth bitwise, and no file 
 
 import asyncio
 import contextlib
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -20,12 +19,11 @@ from simulation.environment import Environment, RequestRefused, http_client
 from simulation.expected import expected_samples
 from simulation.generation import url_of
 from simulation.live import LiveRun
-from simulation.live_check import TOPOLOGY, LiveSystem, start_live
+from simulation.live_check import LiveSystem, check_end, start_live
 from simulation.models import load_shape
 from simulation.plan import RolloutPlan, make_plan
 from simulation.processes import Cluster, ProcessFailed
 from simulation.replay import end_trainer
-from simulation.sample_check import check_ranks
 from simulation.strays import emptied
 from simulation.truth import Truth
 
@@ -87,18 +85,9 @@ async def check_crashes(plan: CheckPlan, result: Result, *, model: str) -> Kille
             except (RunStopped, ProcessFailed, RequestRefused, TimeoutError) as exc:
                 run.add(f"{type(exc).__name__} {exc}")
                 return killer
-    run.add(*([] if live.applied > 1 else ["fewer than two steps"]), compared=live.applied)
-    result.checks.of("files left after a run: none").add(*[path.name for path in left])
-    await asyncio.to_thread(
-        check_ranks,
-        result.checks,
-        out,
-        expected,
-        cp_size=TOPOLOGY.cp_size,
-        label="with crashes",
-        weight_version_max=live.applied,
+    await check_end(
+        result.checks, out, expected, run=run, live=live, left=left, label="with crashes"
     )
-    await asyncio.to_thread(shutil.rmtree, out)
     return killer
 
 

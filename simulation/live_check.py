@@ -2,7 +2,9 @@
 
 import asyncio
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 
@@ -10,8 +12,9 @@ from services.inference_proxy.config import ProxySettings
 from simulation import targets
 from simulation.calls import RunStopped
 from simulation.checker import CheckPlan, Result
+from simulation.comparison import Check, Checks
 from simulation.environment import Environment, RequestRefused, http_client
-from simulation.expected import expected_samples
+from simulation.expected import ExpectedSample, expected_samples
 from simulation.generation import Pool, make_root, proxy_settings, start_pool, url_of
 from simulation.live import LiveRun
 from simulation.models import load_shape
@@ -77,20 +80,38 @@ async def check_live(plan: CheckPlan, result: Result, *, model: str) -> None:
             except (RunStopped, ProcessFailed, RequestRefused, TimeoutError) as exc:
                 run.add(f"{type(exc).__name__} {exc}")
                 return
-    run.add(*([] if live.applied > 1 else ["fewer than two steps"]), compared=live.applied)
     traffic = environment.traffic
     wrong = [f"{traffic.evaluations_wrong} requests"] if traffic.evaluations_wrong else []
     inline = result.checks.of("eval requests stay inline beside training by handle")
     inline.add(*wrong, compared=traffic.evaluations)
-    stray = [f"live: {path.name}" for path in left]
-    result.checks.of("files left after a run: none").add(*stray)
+    await check_end(
+        result.checks, out, expected, run=run, live=live, left=left, label="live, P/D by handle"
+    )
+
+
+async def check_end(
+    checks: Checks,
+    out: Path,
+    expected: Mapping[str, ExpectedSample],
+    *,
+    run: Check,
+    live: LiveRun,
+    left: Sequence[Path],
+    label: str,
+) -> None:
+    """What holds after every live run: steps were applied, no file is left, each rank got it all.
+
+    ``left`` are the files that the run left in its root. Ends with ``out`` removed.
+    """
+    run.add(*([] if live.applied > 1 else ["fewer than two steps"]), compared=live.applied)
+    checks.of("files left after a run: none").add(*[f"{label}: {path.name}" for path in left])
     await asyncio.to_thread(
         check_ranks,
-        result.checks,
+        checks,
         out,
         expected,
         cp_size=TOPOLOGY.cp_size,
-        label="live, P/D by handle",
+        label=label,
         weight_version_max=live.applied,
     )
     await asyncio.to_thread(shutil.rmtree, out)

@@ -4,6 +4,8 @@ They are asked for by the extra ``clients``; without it these tests are skipped 
 """
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,27 +87,16 @@ async def check_ranks(way: Way, prompt: list[int]) -> None:
     np.testing.assert_array_equal(batch.routed_experts[0][: count - 1], true_rows(tokens[:-1]))
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(HF_CONFIG))
-    return path
-
-
-def engines_named(name: str) -> dict[str, StubEngine]:
-    return stock() if name == "stock" else disobeying_pair()
-
-
-@pytest.mark.parametrize("name", ["stock", "pair"])
-async def test_renderers_reaches_every_rank_by_its_request_id(
-    tmp_path: Path, config: Path, name: str
-) -> None:
-    from renderers.client import generate
-    from renderers.default import DefaultRenderer
-
+@asynccontextmanager
+async def reached(
+    engines: dict[str, StubEngine], tmp_path: Path, **headers: str
+) -> AsyncIterator[tuple[Way, Any]]:
+    """The whole path before these engines, and a client of its proxy in session ``r``."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(HF_CONFIG))
     async with (
         running_way(
-            engines_named(name),
+            engines,
             root=tmp_path / "root",
             model_config=config,
             cp_size=1,
@@ -113,8 +104,23 @@ async def test_renderers_reaches_every_rank_by_its_request_id(
             step_rollouts=1,
         ) as way,
         served_proxy(way.proxy) as url,
-        client_of(url, "r", **{"X-Sideband-Logprobs": "token_strings"}) as client,
+        client_of(url, "r", **headers) as client,
     ):
+        yield way, client
+
+
+def engines_named(name: str) -> dict[str, StubEngine]:
+    return stock() if name == "stock" else disobeying_pair()
+
+
+@pytest.mark.parametrize("name", ["stock", "pair"])
+async def test_renderers_reaches_every_rank_by_its_request_id(tmp_path: Path, name: str) -> None:
+    from renderers.client import generate
+    from renderers.default import DefaultRenderer
+
+    async with reached(
+        engines_named(name), tmp_path, **{"X-Sideband-Logprobs": "token_strings"}
+    ) as (way, client):
         await lease(way, "r")
         found = await generate(
             client=client,
@@ -133,24 +139,11 @@ async def test_renderers_reaches_every_rank_by_its_request_id(
         await check_ranks(way, prompt)
 
 
-async def test_renderers_refuses_the_form_that_it_does_not_know(
-    tmp_path: Path, config: Path
-) -> None:
+async def test_renderers_refuses_the_form_that_it_does_not_know(tmp_path: Path) -> None:
     from renderers.client import MalformedGenerateResponseError, generate
     from renderers.default import DefaultRenderer
 
-    async with (
-        running_way(
-            stock(),
-            root=tmp_path / "root",
-            model_config=config,
-            cp_size=1,
-            seq_len=SEQ_LEN,
-            step_rollouts=1,
-        ) as way,
-        served_proxy(way.proxy) as url,
-        client_of(url, "r") as client,
-    ):
+    async with reached(stock(), tmp_path) as (_, client):
         with pytest.raises(MalformedGenerateResponseError, match="token"):
             await generate(
                 client=client,
@@ -165,20 +158,9 @@ async def test_renderers_refuses_the_form_that_it_does_not_know(
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("route", ["chat", "text"])
 async def test_openai_reaches_every_rank_by_its_session(
-    tmp_path: Path, config: Path, route: str, is_stream: bool
+    tmp_path: Path, route: str, is_stream: bool
 ) -> None:
-    async with (
-        running_way(
-            stock(),
-            root=tmp_path / "root",
-            model_config=config,
-            cp_size=1,
-            seq_len=SEQ_LEN,
-            step_rollouts=1,
-        ) as way,
-        served_proxy(way.proxy) as url,
-        client_of(url, "r") as client,
-    ):
+    async with reached(stock(), tmp_path) as (way, client):
         await lease(way, "r")
         asked: dict[str, Any] = {"model": "m", "max_tokens": 4, "extra_body": {"top_k": 20}}
         if route == "chat":
@@ -201,19 +183,8 @@ async def test_openai_reaches_every_rank_by_its_session(
         await check_ranks(way, prompt)
 
 
-async def test_openai_shows_a_refusal_with_its_status(tmp_path: Path, config: Path) -> None:
-    async with (
-        running_way(
-            stock(),
-            root=tmp_path / "root",
-            model_config=config,
-            cp_size=1,
-            seq_len=SEQ_LEN,
-            step_rollouts=1,
-        ) as way,
-        served_proxy(way.proxy) as url,
-        client_of(url, "r") as client,
-    ):
+async def test_openai_shows_a_refusal_with_its_status(tmp_path: Path) -> None:
+    async with reached(stock(), tmp_path) as (_, client):
         with pytest.raises(openai.BadRequestError) as caught:
             await client.completions.create(model="m", prompt=["a", "b"], max_tokens=4)
         assert caught.value.body["code"] == "prompts_refused"
