@@ -44,6 +44,7 @@ from services.inference_proxy.wire import open_wire
 from services.kit.app import ProblemApp, build_app
 from services.kit.auth import TokenCheck
 from sideband.model import ModelShape
+from sideband.payload.encodings import Encodings
 from sideband.routing import model_shape
 
 DESCRIPTION = (
@@ -193,7 +194,14 @@ def _spill(
 ) -> Spill:
     budget = ByteBudget(settings.spill_bytes_max)
     metrics.spill.held_bytes.set_function(lambda: budget.held_bytes)
-    return Spill(root, model, executor=writers, budget=budget, metrics=metrics)
+    return Spill(
+        root,
+        model,
+        encodings=Encodings(routing=settings.routing_encoding),
+        executor=writers,
+        budget=budget,
+        metrics=metrics,
+    )
 
 
 def _keeper(settings: ProxySettings, metrics: Metrics) -> Keeper:

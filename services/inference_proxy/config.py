@@ -97,6 +97,11 @@ class ProxySettings(ServiceSettings):
         ge=1 << 20,
         description="Bytes of answers held at the same time to be spilled; more wait unread.",
     )
+    routing_encoding: Literal["raw", "packed"] = Field(
+        default="raw",
+        description="How files that the proxy writes hold routing ids above 256 experts: two bytes "
+        "each, or packed to the bits that they need.",
+    )
     logprob_form: LogprobForm = Field(
         default="engine",
         description="Of answers: as the engine's, or as vLLM 0.32 (token_ids) or 0.30 "

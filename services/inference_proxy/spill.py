@@ -35,6 +35,7 @@ from sideband.ids import RequestId
 from sideband.masks.rows import MaskRows, ScoreRows
 from sideband.model import ModelShape
 from sideband.payload.columns import ChoicePayload
+from sideband.payload.encodings import Encodings
 from sideband.payload.refusals import PayloadRefused
 from sideband.payload.root import PayloadRoot
 from sideband.payload.writer import WriteReport, write_payload
@@ -76,12 +77,13 @@ class Spill:
         root: RootHandle,
         model: ModelShape,
         *,
+        encodings: Encodings,
         executor: Executor,
         budget: ByteBudget,
         metrics: Metrics,
     ) -> None:
         self._root, self.model, self._executor = root, model, executor
-        self._budget, self._metrics = budget, metrics.spill
+        self._encodings, self._budget, self._metrics = encodings, budget, metrics.spill
         self._has_warned = False
 
     def room(self, size_bytes: int | None) -> AbstractAsyncContextManager[None]:
@@ -156,7 +158,17 @@ class Spill:
             prompt_start=plan.prompt_start,
             layer_ids=layer_ids,
         )
-        work = _writing(root, plan.policy_version, request_id, self.model, choices, asked)
+
+        def work() -> WriteReport:
+            return write_payload(
+                root,
+                policy_version=plan.policy_version,
+                request_id=request_id,
+                model=self.model,
+                choices=[payload_of(choice, asked, self.model) for choice in choices],
+                encodings=self._encodings,
+            )
+
         try:
             report = await self._finished(root, work)
         except (InvalidInput, PayloadRefused) as exc:
@@ -234,23 +246,3 @@ def payload_of(choice: InlineChoice, asked: Asked, model: ModelShape) -> ChoiceP
         kept = found.rows_NLK[start - found.pos :]
         payload = replace(payload, routing=replace(found, pos=start, rows_NLK=kept))
     return payload
-
-
-def _writing(
-    root: PayloadRoot,
-    policy_version: int,
-    request_id: RequestId,
-    model: ModelShape,
-    choices: Sequence[InlineChoice],
-    asked: Asked,
-) -> Callable[[], WriteReport]:
-    def work() -> WriteReport:
-        return write_payload(
-            root,
-            policy_version=policy_version,
-            request_id=request_id,
-            model=model,
-            choices=[payload_of(choice, asked, model) for choice in choices],
-        )
-
-    return work

@@ -10,6 +10,7 @@ import numpy as np
 import orjson
 import pytest
 from fastapi import Response
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 from services.inference_proxy.answers import MalformedAnswer
@@ -28,12 +29,14 @@ from services.inference_proxy.spill import (
 )
 from sideband.engines.inline import encode_npy_base64
 from sideband.ids import RequestId, RunId
+from sideband.payload.encodings import DEFAULT_ENCODINGS
 from sideband.payload.errors import WriteFailed
 from sideband.payload.reader import PayloadReader
 from sideband.payload.root import PayloadRoot
 from tests.services.inference_proxy.harness import RUN, pair, request_body, running, until
 from tests.services.inference_proxy.reading import assert_rows, routing_of, segments_of
 from tests.services.inference_proxy.stub import (
+    HF_CONFIG,
     MODEL,
     StubEngine,
     all_layers,
@@ -115,6 +118,32 @@ async def test_an_invalid_row_is_a_gap_also_when_the_proxy_writes(tmp_path: Path
         assert sorted(routing_of(answer, root)) == [0, 1, 2, 4, 5, 6, 7, 8]
         metrics = (await proxy.http.get("/metrics")).text
         assert "proxy_spilled_rows_invalid_total 1.0" in metrics
+
+
+async def test_wide_ids_are_packed_where_the_setting_says_so_and_read_back_the_same(
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "wide.json"
+    config.write_bytes(orjson.dumps({**HF_CONFIG, "num_experts": 512}))
+    model = structs.replace(MODEL, id_space=512)
+    rows = np.stack([np.arange(9), np.arange(300, 309)], axis=1).astype(np.uint16)
+    wide = np.stack([np.zeros_like(rows), rows, rows + 200], axis=1)  # layer 0 is dense
+    choice = {"index": 0, "token_ids": TOKENS[6:], "routed_experts": encode_npy_base64(wide)}
+    sizes = {}
+    for encoding in ("raw", "packed"):
+        engine, root = StubEngine(spills=True), tmp_path / encoding
+        engine.script.append(lambda _: StubEngine.json({"choices": [choice]}))
+        settings: dict[str, Any] = {"model_config_path": config, "routing_encoding": encoding}
+        async with running({"e0": engine}, root=root, **settings) as proxy:
+            answer = (await proxy.generate(request_body(PROMPT))).json()
+            (file,) = proxy.files()
+        (segment,) = segments_of(answer, "routed_experts")
+        found = np.empty((9, 2, 2), np.uint16)
+        with PayloadReader(PayloadRoot.open(root), model=model) as reader:
+            reader.read_routing(segment, found)
+        np.testing.assert_array_equal(found, wide[:, 1:])
+        sizes[encoding] = (root / file).stat().st_size
+    assert sizes["packed"] < sizes["raw"]
 
 
 async def test_the_prefill_file_of_a_failed_decode_goes(tmp_path: Path) -> None:
@@ -225,6 +254,7 @@ def spill_at(root: Path, executor: Executor) -> tuple[Spill, Plan, list[InlineCh
     spill = Spill(
         handle,
         MODEL,
+        encodings=DEFAULT_ENCODINGS,
         executor=executor,
         budget=ByteBudget(1 << 20),
         metrics=Metrics(CollectorRegistry()),

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Final
 
 from sideband.errors import InvalidInput
+from sideband.payload.encodings import DEFAULT_ENCODINGS, ROUTING_ENCODINGS, Encodings
 
 PREFIX: Final = "SIDEBAND_VLLM_"
 WRITE_THREADS_MAX: Final = 64
 _MINOR: Final = re.compile(r"[0-9]{1,3}\.[0-9]{1,4}")
-_KNOWN: Final = ("PAYLOAD_ROOT", "WRITE_THREADS", "ACCEPT_VERSION")
+_KNOWN: Final = ("PAYLOAD_ROOT", "WRITE_THREADS", "ACCEPT_VERSION", "ROUTING_ENCODING")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,7 @@ class PluginSettings:
     payload_root: Path | None = None
     write_threads: int = 4  # files being synced at a time; the disk waits, not the CPU
     accept_version: str | None = None
+    encodings: Encodings = DEFAULT_ENCODINGS  # of the files
 
 
 def read_settings(variables: Mapping[str, str]) -> PluginSettings:
@@ -50,10 +52,15 @@ def read_settings(variables: Mapping[str, str]) -> PluginSettings:
     version = own.get("ACCEPT_VERSION")
     if version is not None and not _MINOR.fullmatch(version):
         raise InvalidInput(f"{PREFIX}ACCEPT_VERSION", version, 'must be like "0.34"')
+    encoding = own.get("ROUTING_ENCODING", DEFAULT_ENCODINGS.routing)
+    if encoding not in ROUTING_ENCODINGS:
+        rule = f"must be one of {', '.join(sorted(ROUTING_ENCODINGS))}"
+        raise InvalidInput(f"{PREFIX}ROUTING_ENCODING", encoding, rule)
     return PluginSettings(
         payload_root=None if root is None else Path(root),
         write_threads=int(threads),
         accept_version=version,
+        encodings=Encodings(routing=encoding),
     )
 
 

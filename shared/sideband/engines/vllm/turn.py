@@ -109,6 +109,7 @@ class Turn:
             Request(
                 target=target,
                 model=model,
+                encodings=self._state.settings.encodings,
                 prompt_tokens=self._takings.prompt_tokens,
                 prompt_start=self._prompt_start,
                 choices=self._takings.choices,

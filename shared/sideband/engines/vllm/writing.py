@@ -15,6 +15,7 @@ from sideband.engines.vllm.takes import Taken
 from sideband.errors import InvalidInput
 from sideband.model import ModelShape
 from sideband.payload import ChoicePayload, WriteReport, write_payload
+from sideband.payload.encodings import Encodings
 from sideband.routing.rows import RowArray
 
 ABORTED = "abort"
@@ -26,6 +27,7 @@ class Request:
 
     target: Target
     model: ModelShape
+    encodings: Encodings
     prompt_tokens: int
     prompt_start: int  # leading prompt rows that were not asked for
     choices: Sequence[Taken]
@@ -52,6 +54,7 @@ class Write:
             request_id=request.target.request_id,
             model=request.model,
             choices=[choice_of(taken, request) for taken in request.choices],
+            encodings=request.encodings,
         )
         with self._lock:
             self._report = report

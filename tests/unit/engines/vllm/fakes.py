@@ -218,7 +218,7 @@ class Script:
     """An engine's answer to one request, token by token or whole, and where it waits."""
 
     tokens: dict[int, list[int]] = field(default_factory=lambda: {0: [11, 12, 13]})
-    routing: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
+    routing: dict[int, NDArray[np.uint8] | NDArray[np.uint16]] = field(default_factory=dict)
     masks: dict[int, list[list[int]]] = field(default_factory=dict)
     finish_reason: str = "length"
     gate: asyncio.Event | None = None  # generation waits for it

@@ -17,6 +17,7 @@ from sideband.engines.vllm.settings import PluginSettings
 from sideband.engines.vllm.state import PluginState
 from sideband.engines.vllm.versions import SERVING_CLASS, judge_version
 from sideband.ids import RunId
+from sideband.payload.encodings import DEFAULT_ENCODINGS, Encodings
 from sideband.payload.reader import PayloadReader
 from sideband.payload.root import PayloadRoot
 from sideband.routing.rows import scatter_layers
@@ -86,10 +87,12 @@ class Server:
     def rows(self, segments: list[dict[str, Any]]) -> NDArray[Any]:
         """All layers' rows of a choice, out of its file; one run is expected."""
         segment = _segment(segments, "routed_experts")
-        out = np.empty((segment.rows, *segment.shape), MODEL.row_dtype)
-        with PayloadReader(PayloadRoot.open(self.root), model=MODEL) as reader:
+        model = self.state.model
+        assert model is not None
+        out = np.empty((segment.rows, *segment.shape), model.row_dtype)
+        with PayloadReader(PayloadRoot.open(self.root), model=model) as reader:
             reader.read_routing(segment, out)
-        return scatter_layers(out, MODEL.layer_ids, MODEL.num_layers)
+        return scatter_layers(out, model.layer_ids, model.num_layers)
 
     def masks(self, segments: list[dict[str, Any]], *, choice: int = 0) -> list[list[int]]:
         """Kept sets of a choice, out of its file."""
@@ -111,12 +114,15 @@ def server(
     version: str = "0.32.0",
     threads: int = 4,
     root: bool = True,
+    encodings: Encodings = DEFAULT_ENCODINGS,
     **config: Any,
 ) -> Server:
     """A started server over ``script``."""
     path = tmp_path / "payloads"
     PayloadRoot.create(path, RUN, fresh=True)
-    settings = PluginSettings(payload_root=path if root else None, write_threads=threads)
+    settings = PluginSettings(
+        payload_root=path if root else None, write_threads=threads, encodings=encodings
+    )
     module = serving_module()
     serving.install(module, settings, judge_version(version, accepted=None))
     engine = SimpleNamespace(generate=script.generate, vllm_config=vllm_config(**config))

@@ -13,7 +13,9 @@ from sideband.engines.vllm.asks import open_target, read_ask
 from sideband.engines.vllm.takes import Takings
 from sideband.engines.vllm.writing import Request, Write
 from sideband.payload.durable import DurableFolders
+from sideband.payload.encodings import DEFAULT_ENCODINGS, Encodings
 from tests.unit.engines.vllm.fakes import (
+    HF_CONFIG,
     MODEL,
     CompletionOutput,
     RequestOutput,
@@ -44,6 +46,26 @@ async def test_rows_by_handle_are_the_engines_and_no_longer_inline(tmp_path: Pat
     (file,) = running.files()
     assert file.startswith(f"v3/{RUN}/")
     assert file.rpartition("/")[2].startswith("r1-")
+
+
+async def test_wide_ids_are_packed_where_the_setting_says_so_and_read_back_the_same(
+    tmp_path: Path,
+) -> None:
+    config = {**HF_CONFIG, "num_experts": 512}
+    rows = np.tile(np.array([300, 511, 7, 256], np.uint16), (7, 4, 1))
+    rows[:, 0] = 0  # the dense layer
+    rows[:, 2, 0] = np.arange(400, 407)
+    sizes = {}
+    for encoding in ("raw", "packed"):
+        script = script_for(5)
+        script.routing = {0: rows}
+        folder = tmp_path / encoding
+        running = server(folder, script, encodings=Encodings(routing=encoding), hf_config=config)
+        body = await running.answer(running.request(PROMPT))
+        np.testing.assert_array_equal(running.rows(body["payload_segments"]["0"]), rows)
+        (file,) = running.files()
+        sizes[encoding] = (running.root / file).stat().st_size
+    assert sizes["packed"] < sizes["raw"]
 
 
 async def test_the_debug_flag_answers_both_forms_with_every_layer(tmp_path: Path) -> None:
@@ -271,6 +293,7 @@ def test_an_abandoned_file_is_gone_whether_the_write_or_the_news_comes_first(
         Request(
             target=open_target(ask.place, durable=DurableFolders()),
             model=MODEL,
+            encodings=DEFAULT_ENCODINGS,
             prompt_tokens=5,
             prompt_start=0,
             choices=takings.choices,

@@ -6,6 +6,7 @@ import pytest
 
 from sideband.engines.vllm.settings import PluginSettings, read_settings
 from sideband.errors import InvalidInput
+from sideband.payload.encodings import Encodings
 
 
 def test_without_variables_all_stays_inline() -> None:
@@ -19,10 +20,14 @@ def test_every_variable_is_read() -> None:
             "SIDEBAND_VLLM_PAYLOAD_ROOT": "/mnt/run/payloads/",
             "SIDEBAND_VLLM_WRITE_THREADS": "9",
             "SIDEBAND_VLLM_ACCEPT_VERSION": "0.34",
+            "SIDEBAND_VLLM_ROUTING_ENCODING": "packed",
         }
     )
     assert found == PluginSettings(
-        payload_root=Path("/mnt/run/payloads"), write_threads=9, accept_version="0.34"
+        payload_root=Path("/mnt/run/payloads"),
+        write_threads=9,
+        accept_version="0.34",
+        encodings=Encodings(routing="packed"),
     )
 
 
@@ -35,6 +40,7 @@ def test_every_variable_is_read() -> None:
         ("WRITE_THREADS", "four"),
         ("ACCEPT_VERSION", "0.34.1"),
         ("ACCEPT_VERSION", "any"),
+        ("ROUTING_ENCODING", "gzip"),
         ("PAYLOADROOT", "/mnt"),
     ],
 )
