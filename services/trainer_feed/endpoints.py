@@ -9,6 +9,7 @@ from services.kit.problems import responses
 from services.trainer_feed.errors import (
     FeedBusy,
     FeedRestarted,
+    LineageRefused,
     StepConflicts,
     StepMalformed,
     UnknownStep,
@@ -18,13 +19,16 @@ from services.trainer_feed.errors import (
 from services.trainer_feed.schemas import (
     Acknowledgements,
     FeedView,
+    GoBackBody,
     RanksView,
     StepReceipt,
     StepsView,
     StepView,
+    WentBack,
 )
 from services.trainer_feed.service import FeedService
 from sideband.feed.codec import STEP_CONTENT_TYPE
+from sideband.feed.facts import GoneBack
 from sideband.feed.limits import STEP_MAX
 
 router = APIRouter()
@@ -121,6 +125,21 @@ async def show_step(step: StepPath, service: ServiceDep) -> StepView:
 async def acknowledgements(service: ServiceDep) -> Acknowledgements:
     """Files of committed steps are no longer read by any rank."""
     return service.acknowledgements()
+
+
+@router.put(
+    "/v1/lineage",
+    tags=["steps"],
+    summary="The trainer went back",
+    responses=responses(LineageRefused),
+)
+async def go_back(body: GoBackBody, service: ServiceDep) -> WentBack:
+    """Later steps and commits are void; every process of the trainer gets ABORT, new ones go on
+    after the step. Idempotent by lineage. Called by the orchestrator.
+    """
+    to = GoneBack(lineage=body.lineage, step=body.step, last_step=body.last_step)
+    with as_problems():
+        return service.go_back(to)
 
 
 @router.post("/v1/end", tags=["steps"], summary="No more steps will come", responses=responses())

@@ -5,6 +5,7 @@
     Problem (services.kit.problems)
     ├── WrongContentType 415     a step body is application/vnd.sideband.step+msgpack
     ├── StepMalformed 422        MalformedStep, UnreadableStep: the element is named
+    ├── LineageRefused 409       going back: a later or another one is known
     ├── StepConflicts 409        other_run, other_grid, step_conflict, step_out_of_order, ended
     ├── FeedRestarted 412        the caller counts on steps that another process of the feed held
     ├── FeedBusy 503             full or paused: Retry-After says when to come again
@@ -20,6 +21,7 @@ from sideband.feed.errors import (
     FeedEnded,
     FeedFull,
     FeedPaused,
+    LineageConflict,
     MalformedStep,
     OtherGridStep,
     OtherRunStep,
@@ -50,8 +52,15 @@ class StepConflicts(Problem):
     status, code, title = 409, "step_conflict", "Step refused"
 
 
+class LineageRefused(Problem):
+    """The trainer went back again since, or to another step."""
+
+    status, code, title = 409, "lineage_conflict", "Lineage conflict"
+
+
 class FeedRestarted(Problem):
-    """The step was meant for another process of the feed. Ask what this one holds, then repeat."""
+    """The step was meant for another process of the feed, or for what it held before the trainer
+    went back. Ask what this one holds, then repeat."""
 
     status, code, title = 412, "feed_restarted", "Feed was started anew"
 
@@ -94,6 +103,8 @@ def as_problems() -> Iterator[None]:
         raise FeedBusy(
             str(exc), code="feed_paused", title="Feed is paused", headers=RETRY_LATER
         ) from exc
+    except LineageConflict as exc:
+        raise LineageRefused(str(exc), lineage=exc.known[0], step=exc.known[1]) from exc
     except StepOutOfOrder as exc:
         code = CONFLICT_CODES[type(exc)]
         raise StepConflicts(str(exc), code=code, step=exc.step, expected=exc.expected) from exc

@@ -1,17 +1,23 @@
 """What the feed's routes say, for people and generated clients."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
+
+from services.kit.bodies import Closed
+from sideband.feed.limits import STEP_MAX
 
 FeedState = Literal["waiting_for_ranks", "streaming", "paused", "failed", "ending", "drained"]
 FeedInstance = Annotated[
     str,
     Field(
         description="The feed's process: another one means that it was started anew and has "
-        "forgotten what it held.",
+        "forgotten what it held. A new one too when the trainer went back.",
         examples=["5f2b1c"],
     ),
+]
+Lineage = Annotated[
+    int, Field(description="How often the trainer went back, as told.", examples=[0])
 ]
 
 
@@ -43,6 +49,39 @@ class StepsView(BaseModel):
     last_step: int | None = Field(description="The last step taken.", examples=[12])
     steps_held_max: int = Field(description="As many are held at most.", examples=[4])
     feed_instance: FeedInstance
+    lineage: Lineage
+
+
+class GoBackBody(Closed):
+    """The trainer went back to an earlier checkpoint."""
+
+    lineage: int = Field(ge=1, le=STEP_MAX, description="How often it did, now.", examples=[1])
+    step: int = Field(ge=0, le=STEP_MAX, description="Its checkpoint's step.", examples=[10])
+    last_step: int = Field(
+        ge=0,
+        le=STEP_MAX,
+        description="The last step that was built: a feed that was started anew takes no commit "
+        "of a later one.",
+        examples=[15],
+    )
+
+    @model_validator(mode="after")
+    def _forward(self) -> Self:
+        if self.last_step < self.step:
+            raise ValueError("last_step must not lie before step")
+        return self
+
+
+class WentBack(BaseModel):
+    """From where the steps come again."""
+
+    lineage: Lineage
+    step: int = Field(description="The next step is the one after it.", examples=[10])
+    steps_dropped: list[int] = Field(
+        description="Steps that were held and are not any more: to be sent again.",
+        examples=[[11, 12]],
+    )
+    feed_instance: FeedInstance
 
 
 class RankView(BaseModel):
@@ -72,7 +111,9 @@ class RanksView(BaseModel):
     waiting_for: list[int] = Field(
         description="Ranks that hold the others up, at most 1024.", examples=[[3]]
     )
-    generation: int = Field(description="Grows with each failed step.", examples=[1])
+    generation: int = Field(
+        description="Grows with each failed step, and when the trainer goes back.", examples=[1]
+    )
 
 
 class FailureView(BaseModel):
@@ -102,6 +143,7 @@ class Acknowledgements(BaseModel):
     ranks: list[RankCommit] = Field(description="Each rank that has committed.", examples=[[]])
     failed: FailureView | None = Field(description="A failed step, if any.", examples=[None])
     feed_instance: FeedInstance
+    lineage: Lineage
 
 
 class FeedView(BaseModel):

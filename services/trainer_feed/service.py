@@ -5,6 +5,8 @@ from collections.abc import Callable
 from typing import Final
 from uuid import uuid4
 
+import structlog
+
 from services.trainer_feed.errors import FeedRestarted, UnknownStep
 from services.trainer_feed.schemas import (
     Acknowledgements,
@@ -16,12 +18,14 @@ from services.trainer_feed.schemas import (
     RankView,
     StepsView,
     StepView,
+    WentBack,
 )
-from sideband.feed.facts import RankState
+from sideband.feed.facts import GoneBack, RankState
 from sideband.feed.server import FeedServer, PutReceipt
 from sideband.feed.waiting import uncommitted
 
 RANKS_SHOWN_MAX: Final = 1024
+log = structlog.get_logger(__name__)
 
 
 class FeedService:
@@ -30,7 +34,7 @@ class FeedService:
     def __init__(self, server: FeedServer, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._server, self._clock = server, clock
         self._delivery = server.delivery
-        self.instance = uuid4().hex  # fresh for each process, as what is held is
+        self.instance = uuid4().hex  # fresh whenever steps that were held are not any more
 
     def check_instance(self, expected: str | None) -> None:
         """Raise FeedRestarted unless the caller means this process, or any."""
@@ -52,6 +56,7 @@ class FeedService:
             last_step=held.last_step,
             steps_held_max=self._delivery.plan.steps_held_max,
             feed_instance=self.instance,
+            lineage=self._lineage,
         )
 
     def step(self, step: int) -> StepView:
@@ -120,6 +125,26 @@ class FeedService:
             failed=None
             if failure is None
             else FailureView(step=failure.step, global_rank=failure.rank, reason=failure.reason),
+            feed_instance=self.instance,
+            lineage=self._lineage,
+        )
+
+    @property
+    def _lineage(self) -> int:
+        gone_back = self._delivery.lineage.gone_back
+        return 0 if gone_back is None else gone_back.lineage
+
+    def go_back(self, to: GoneBack) -> WentBack:
+        """The trainer went back. A step on its way here was meant for what was held before."""
+        is_known = to.lineage == self._lineage
+        dropped = self._server.go_back(to)
+        if not is_known:
+            self.instance = uuid4().hex
+            log.warning("trainer_went_back", lineage=to.lineage, step=to.step, dropped=dropped)
+        return WentBack(
+            lineage=to.lineage,
+            step=to.step,
+            steps_dropped=list(dropped),
             feed_instance=self.instance,
         )
 

@@ -6,7 +6,7 @@ Errors: RankRefused, with a code of docs/feed-protocol.md.
 from typing import Final
 
 from sideband.feed.errors import RankRefused
-from sideband.feed.facts import FIRST, Failure, FeedPlan, Hello, Place, RankState
+from sideband.feed.facts import FIRST, FeedPlan, Hello, Place, RankState
 from sideband.feed.limits import CREDIT_MAX
 from sideband.model import ModelShape
 
@@ -43,16 +43,14 @@ def check_commit(step: int | None, *, last_step: int | None, plan: FeedPlan) -> 
     raise RankRefused("malformed", reason)
 
 
-def check_successor(
-    hello: Hello, known: RankState | None, *, generation: int, failure: Failure | None
-) -> None:
+def check_successor(hello: Hello, known: RankState | None, *, generation: int) -> None:
     """A global rank is one process at a time; one of a failed generation stays out."""
     if known is None:
         return
     is_same = hello.instance == known.instance
     if known.generation != generation:
         if is_same:
-            why = "" if failure is None else f"step {failure.step}: {failure.reason}"
+            why = "" if known.abort is None else f"step {known.abort.step}: {known.abort.reason}"
             raise RankRefused("step_failed", why)
         return
     if not is_same and known.connection is not None:

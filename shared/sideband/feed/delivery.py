@@ -3,14 +3,14 @@
 ``Delivery`` is a state machine. Events go in by method (a step was accepted, a rank said
 hello, made progress, committed, failed, fell silent); decisions come out of ``next_for(rank)``, one
 at a time, each told once per connection, for the ranks that ``stirred`` names. The adapter in
-``server.py`` moves the bytes. Laws, each
-tested on random histories:
+``server.py`` moves the bytes. Laws, each tested on random histories:
 
 - nothing is sent before every global rank has said hello in this generation;
 - a connection gets micro batches in order, each once, never more than its credit ahead;
 - a step is forgotten only when every global rank has committed it;
 - a micro batch is released only when every rank has read it;
-- after a failure no process of that generation gets anything but ABORT.
+- after a failure, or when the trainer goes back, no process of that generation gets anything but
+  ABORT, and no commit of a step that was not sent since then counts.
 
 Not thread-safe: one owner.
 """
@@ -30,6 +30,7 @@ from sideband.feed.facts import (
     End,
     Failure,
     FeedPlan,
+    GoneBack,
     Hello,
     Place,
     RankState,
@@ -38,6 +39,7 @@ from sideband.feed.facts import (
 )
 from sideband.feed.held import HeldSteps
 from sideband.feed.least import Least
+from sideband.feed.lineage import Lineage
 
 
 class Delivery:
@@ -50,6 +52,7 @@ class Delivery:
         self.committed: dict[int, int] = {}  # by global rank; outlives its processes
         self.generation = 1
         self.failure: Failure | None = None
+        self.lineage = Lineage()
         self._released: Place = FIRST
         self._has_reads = False  # that are not looked at yet
         self._least_read: Least[Place] = Least()
@@ -112,7 +115,8 @@ class Delivery:
         known = self.ranks.get(hello.global_rank)
         check_identity(hello, self.plan, self.held.model)
         check_commit(hello.committed_step, last_step=self.held.last_step, plan=self.plan)
-        check_successor(hello, known, generation=self.generation, failure=self.failure)
+        check_successor(hello, known, generation=self.generation)
+        self.lineage.check(hello.committed_step)
         recorded = self.committed.get(hello.global_rank)
         is_same = known is not None and known.instance == hello.instance
         committed = committed_after(hello, recorded, is_same=is_same)
@@ -171,6 +175,7 @@ class Delivery:
         Raises RankRefused for a step that no feed of this run can have sent.
         """
         check_commit(step, last_step=self.held.last_step, plan=self.plan)
+        self.lineage.check(step)
         if self.failure is not None and step >= self.failure.step:
             return Abort(self.failure.step, self.failure.reason)
         if step > self.committed.get(global_rank, 0):
@@ -200,15 +205,36 @@ class Delivery:
         if rank.generation != self.generation:
             return False
         self.failure = Failure(step=step, rank=rank.global_rank, reason=reason)
+        self._end_generation(Abort(step, reason))
+        return True
+
+    def go_back(self, to: GoneBack) -> tuple[int, ...]:
+        """The trainer went back: its processes abort, new ones get ``to.step`` + 1 as the next.
+
+        The steps that were dropped. What is known changes nothing; a feed that was started anew
+        lets the ranks that came back to it stay. Raises LineageConflict.
+        """
+        is_new = self.held.first_step is None
+        if not self.lineage.begin(to, is_new_feed=is_new):
+            return ()
+        dropped = self.held.go_back(to.step)
+        if not is_new or any(step > to.last_step for step in self.committed.values()):
+            self.committed = dict.fromkeys(range(self.plan.rank_count), to.step)
+            self._least_committed.reset()
+            self._has_commits = True
+            self.failure = None
+            self._end_generation(Abort(to.step + 1, f"the trainer went back to step {to.step}"))
+        return dropped
+
+    def _end_generation(self, abort: Abort) -> None:
         self.generation += 1
         self._joined_count = 0
         self._released = FIRST
         self._least_read.reset()
         for one in self.ranks.values():
             if one.abort is None:
-                one.abort = Abort(step, reason)
+                one.abort = abort
         self.stir_all()
-        return True
 
     def leave(self, connection: bytes) -> RankState | None:
         """The connection is gone (goodbye, unreachable or silent); its rank may come back."""
@@ -226,21 +252,9 @@ class Delivery:
             if rank.connection is not None and silent_s > self.plan.peer_timeout_s:
                 self.leave(rank.connection)
                 lost.append(rank)
-        self._fail_for_absent(now_s=now_s)
+        if (absent := waiting.absent_too_long(self, now_s=now_s)) is not None:
+            self.fail(*absent)
         return tuple(lost)
-
-    def _fail_for_absent(self, *, now_s: float) -> None:
-        limit_s = self.plan.rank_lost_fails_after_s
-        if limit_s is None or not self.is_open:
-            return
-        for rank in self.ranks.values():
-            absent_s = now_s - rank.last_seen_s
-            done = self.committed.get(rank.global_rank, 0)
-            pending = [step for step in self.held.steps if step > done]
-            if rank.connection is None and absent_s > limit_s and pending:
-                reason = f"rank {rank.global_rank} was last seen {absent_s:.0f} s ago"
-                self.fail(rank, pending[0], reason)
-                return
 
     def waiting_for(self) -> tuple[int, ...]:
         """The ranks that hold the others up: absent ones, else those that have read least."""
@@ -273,6 +287,7 @@ class Delivery:
         if facts is None or self.held.is_paused or not has_credit:
             return None
         rank.seq_sent += 1
+        self.lineage.sent(step)
         rank.next = (step, index + 1) if index + 1 < facts.count else (step + 1, 0)
         return Send(step, index, facts.count, rank.seq_sent, released)
 

@@ -13,6 +13,7 @@ FeedError (sideband.errors)
 │   ├── FeedFull            as many steps are held as may be: later
 │   ├── FeedPaused          an operator paused the intake: later
 │   └── FeedEnded           no more steps were promised
+├── LineageConflict         the trainer went back otherwise, or again since
 ├── RankRefused             the feed does not take this rank: code, reason
 ├── BadKeyFile              a key file or folder that cannot be used: path, rule
 ├── CurveUnavailable        this build of libzmq has no CURVE
@@ -126,6 +127,16 @@ class FeedEnded(StepRefused):
 
     def __init__(self, step: int) -> None:
         super().__init__(step, "the feed has ended")
+
+
+class LineageConflict(FeedError):
+    """Told that the trainer went back, by somebody who does not know of a later time, or errs."""
+
+    def __init__(self, lineage: int, step: int, *, known: tuple[int, int]) -> None:
+        self.lineage, self.step, self.known = lineage, step, known
+        super().__init__(
+            f"lineage {lineage} from step {step}: known is lineage {known[0]} from step {known[1]}"
+        )
 
 
 class RankRefused(FeedError):

@@ -59,6 +59,18 @@ class Hello:
     model: ModelShape | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoneBack:
+    """The trainer went back to ``step``: what it did after that is void.
+
+    ``lineage`` counts how often that happened; ``last_step`` is the last that was built of it.
+    """
+
+    lineage: int
+    step: int
+    last_step: int
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class RankState:
     """One global rank's process as the feed sees it. Only ``Delivery`` changes it."""

@@ -100,6 +100,17 @@ class HeldSteps:
         if None not in (facts.model, self.model) and facts.model != self.model:
             raise OtherGridStep(facts.step, "model", got=facts.model, expected=self.model)
 
+    def go_back(self, step: int) -> tuple[int, ...]:
+        """Drop every step after ``step``, and name them: the one after it comes next, again."""
+        gone = tuple(held for held in self._held if held > step)
+        for held in gone:
+            del self._held[held]
+        self._digests = {held: digest for held, digest in self._digests.items() if held <= step}
+        self.is_ended = False
+        if self.first_step is not None:
+            self.first_step, self.last_step = min(self.first_step, step + 1), step
+        return gone
+
     def forget(self, *, committed_step: int | None) -> tuple[int, ...]:
         """Drop the steps up to the one that every rank has committed, and name them."""
         gone = tuple(

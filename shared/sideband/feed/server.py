@@ -15,7 +15,7 @@ from typing import Final
 from sideband.feed.answers import Answerer
 from sideband.feed.delivery import Delivery
 from sideband.feed.errors import FeedFull, MalformedStep
-from sideband.feed.facts import Abort, Decision, End, Failure, RankState, Release, Send
+from sideband.feed.facts import Abort, Decision, End, Failure, GoneBack, RankState, Release, Send
 from sideband.feed.frames import Frame, encode_message, with_release
 from sideband.feed.keys import FeedKeys
 from sideband.feed.limits import WAITING_FOR_MAX
@@ -127,6 +127,20 @@ class FeedServer:
         self.delivery.held.is_ended = True
         self._forget()
         self.wake()
+
+    def go_back(self, to: GoneBack) -> tuple[int, ...]:
+        """The trainer went back: the steps that were dropped. Idempotent. Raises LineageConflict.
+
+        Every process of before gets ABORT; new ones go on after ``to.step``.
+        """
+        dropped = self.delivery.go_back(to)
+        for step in dropped:
+            del self._steps[step]
+        if not self.delivery.is_drained:
+            self._drained.clear()
+        self._forget()
+        self.wake()
+        return dropped
 
     async def drained(self, *, timeout_s: float) -> bool:
         """Wait until the feed has ended and every rank has committed everything."""

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from sideband.feed.facts import RankState
+
 if TYPE_CHECKING:
     from sideband.feed.delivery import Delivery
 
@@ -41,3 +43,17 @@ def blocking(delivery: "Delivery") -> tuple[int, ...]:
     if oldest is None:
         return ()
     return tuple(r for r in uncommitted(delivery, oldest) if not is_present(delivery, r))
+
+
+def absent_too_long(delivery: "Delivery", *, now_s: float) -> tuple[RankState, int, str] | None:
+    """A rank that is away for longer than the plan allows, the step that it fails, and why."""
+    limit_s = delivery.plan.rank_lost_fails_after_s
+    if limit_s is None or not delivery.is_open:
+        return None
+    for rank in delivery.ranks.values():
+        absent_s = now_s - rank.last_seen_s
+        done = delivery.committed.get(rank.global_rank, 0)
+        pending = [step for step in delivery.held.steps if step > done]
+        if rank.connection is None and absent_s > limit_s and pending:
+            return rank, pending[0], f"rank {rank.global_rank} was last seen {absent_s:.0f} s ago"
+    return None

@@ -350,3 +350,27 @@ async def test_a_step_meant_for_another_process_of_the_feed_is_not_taken() -> No
         assert answer.json()["feed_instance"] == held["feed_instance"] != before
         assert (await client.get("/v1/acknowledgements")).json()["feed_instance"] != before
         assert (await put(client, step_of(1))).status_code == 201
+
+
+async def test_the_trainer_goes_back_once_for_each_lineage() -> None:
+    async with running() as (client, _):
+        for number in (1, 2, 3):
+            assert (await put(client, step_of(number))).status_code == 201
+        before = (await client.get("/v1/steps")).json()
+        assert before["lineage"] == 0
+        told = {"lineage": 1, "step": 1, "last_step": 3}
+        answer = await client.put("/v1/lineage", json=told)
+        assert answer.status_code == 200
+        assert answer.json()["steps_dropped"] == [2, 3]
+        on_its_way = await put(
+            client, step_of(4), **{"sideband-feed-instance": before["feed_instance"]}
+        )
+        assert on_its_way.status_code == 412, "it was meant for what is not held any more"
+        again = await client.put("/v1/lineage", json=told)
+        assert again.json() == {**answer.json(), "steps_dropped": []}
+        assert (await client.get("/v1/acknowledgements")).json()["lineage"] == 1
+        other = await client.put("/v1/lineage", json={**told, "step": 2})
+        assert (other.status_code, other.json()["code"]) == (409, "lineage_conflict")
+        wrong = await client.put("/v1/lineage", json={**told, "last_step": 0})
+        assert wrong.status_code == 422
+        assert (await put(client, step_of(2))).status_code == 201

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sideband.feed.delivery import Delivery
 from sideband.feed.errors import FeedFull, RankRefused
-from sideband.feed.facts import Abort, End, FeedPlan, Hello, Place, Release, Send
+from sideband.feed.facts import Abort, End, FeedPlan, GoneBack, Hello, Place, Release, Send
 from sideband.ids import RunId
 from tests.unit.feed.delivery_builders import facts_of
 
@@ -83,6 +83,7 @@ class DeliveryHistory(RuleBasedStateMachine):
         self.connections = 0
         self.numbers = rank_count
         self.generation = 1
+        self.lineages = 0
         self.joined: set[int] = set()
         self.counts: dict[int, int] = {}
         self.processes = {rank: Process(rank, rank) for rank in range(rank_count)}
@@ -242,8 +243,11 @@ class DeliveryHistory(RuleBasedStateMachine):
             return
         rank = self.delivery.rank_of(process.connection, now_s=self.now_s)
         assert rank is not None
-        if not self.delivery.fail(rank, rank.read[0] or 1, "broken disk"):
-            return
+        if self.delivery.fail(rank, rank.read[0] or 1, "broken disk"):
+            self.end_generation()
+
+    def end_generation(self) -> None:
+        """Whoever had joined hears of it, now or when it says hello."""
         self.generation += 1
         self.joined = set()
         for one in self.processes.values():
@@ -251,6 +255,23 @@ class DeliveryHistory(RuleBasedStateMachine):
                 one.is_aborted = one.has_joined  # it will be refused
             self.pump(one, 100)
             assert one.is_aborted == one.has_joined
+
+    @precondition(lambda self: self.counts)
+    @rule(data=st.data())
+    def go_back(self, data: st.DataObject) -> None:
+        """The trainer goes back to a step that all have committed; what follows comes again."""
+        base = min(self.counts) - 1
+        done = [base if one.committed is None else one.committed for one in self.processes.values()]
+        step = data.draw(st.integers(base, max(base, min(done))))
+        self.lineages += 1
+        told = GoneBack(lineage=self.lineages, step=step, last_step=self.next_step - 1)
+        dropped = self.delivery.go_back(told)
+        assert set(dropped) == set(range(max(min(done), step) + 1, self.next_step))
+        assert self.delivery.go_back(told) == (), "known"
+        self.next_step = step + 1
+        for one in self.processes.values():  # what the trainer that comes has
+            one.committed = None if one.committed is None else min(one.committed, step)
+        self.end_generation()
 
     @invariant()
     def nothing_is_forgotten_too_early(self) -> None:
