@@ -64,6 +64,7 @@ class while_wanted:  # a function to whoever uses it
         if self._session is not None:
             self._session.on_discard.discard(self._discard)
         self._watcher.cancel()  # it ends at its only wait; nobody has to see it
+        del self._watcher  # which keeps its error, whose frames keep us
         try:
             await scope.__aexit__(kind, error, trace)
         except TimeoutError as exc:
