@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from services.inference_proxy.sessions import Session
+from services.kit.server import Caller
 
 
 class Unwanted(Exception):
@@ -31,22 +32,22 @@ class while_wanted:  # a function to whoever uses it
     """Run the body until it ends or is unwanted. Raises ClientGone, SessionDiscarded,
     DeadlinePassed.
 
-    ``receive`` is the request's own, its body already read.
+    ``caller`` is the request's own.
     """
 
-    __slots__ = ("_is_open", "_receive", "_scope", "_session", "_watcher", "_why")
+    __slots__ = ("_caller", "_is_open", "_scope", "_session", "_why")
 
     def __init__(
-        self, receive: Receive, *, deadline_s: float, session: Session | None = None
+        self, caller: Caller, *, deadline_s: float, session: Session | None = None
     ) -> None:
-        self._receive, self._session = receive, session
+        self._caller, self._session = caller, session
         self._scope = asyncio.timeout(deadline_s)
         self._why: type[Unwanted] = DeadlinePassed
         self._is_open = True
 
     async def __aenter__(self) -> None:
         await self._scope.__aenter__()
-        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+        self._caller.watch(self._leave)
         if self._session is not None:
             self._session.on_discard.add(self._discard)
 
@@ -63,8 +64,7 @@ class while_wanted:  # a function to whoever uses it
             scope.reschedule(None)
         if self._session is not None:
             self._session.on_discard.discard(self._discard)
-        self._watcher.cancel()  # it ends at its only wait; nobody has to see it
-        del self._watcher  # which keeps its error, whose frames keep us
+        self._caller.unwatch()
         try:
             await scope.__aexit__(kind, error, trace)
         except TimeoutError as exc:
@@ -80,9 +80,7 @@ class while_wanted:  # a function to whoever uses it
     def _discard(self) -> None:
         self._stop(SessionDiscarded)
 
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    def _leave(self) -> None:
         self._stop(ClientGone)
 
 

@@ -20,6 +20,7 @@ from services.kit import problems
 from services.kit.auth import TokenCheck, Tokens
 from services.kit.middleware import BodyLimit, RequestLog, RequestMetrics
 from services.kit.problems import Forbidden, Problem, Unauthorized, contained, responses
+from services.kit.server import WholeSend, protocol_of
 from services.kit.settings import ServiceSettings
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -77,7 +78,9 @@ class ProblemApp(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or run the lifespan."""
-        shortcut = self.shortcut
+        shortcut, protocol = self.shortcut, protocol_of(scope)
+        if protocol is not None:
+            send = WholeSend(protocol, scope, send)
         if shortcut is None or scope["type"] != "http" or scope["path"] != shortcut.path:
             await super().__call__(scope, receive, send)
             return

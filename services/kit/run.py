@@ -6,6 +6,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from services.kit import logs
+from services.kit.server import CallerProtocol
 from services.kit.settings import ServiceSettings
 
 
@@ -19,6 +20,7 @@ def serve(app: FastAPI, settings: ServiceSettings) -> None:
         app,
         host=settings.host,
         port=settings.port,
+        http=CallerProtocol,
         log_level="warning",
         access_log=False,
         server_header=False,

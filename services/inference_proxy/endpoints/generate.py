@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from fastapi import APIRouter, Header, Request, Response
 from msgspec import Struct
-from starlette.types import Receive
+from starlette.types import Receive, Scope, Send
 
 from services.inference_proxy.assembly import Outcome
 from services.inference_proxy.endpoints.body import OrjsonRoute
@@ -29,6 +29,7 @@ from services.inference_proxy.request_ids import new_client_id
 from services.inference_proxy.schemas import GenerateAnswer, GenerateRequest
 from services.inference_proxy.wanted import ClientGone, SessionDiscarded, has_left, while_wanted
 from services.kit.problems import Problem, responses
+from services.kit.server import START, Caller, caller_of, protocol_of, send_whole
 from sideband.ids import ID_PATTERN, RequestId, SessionId, check_id
 
 router = APIRouter(tags=["inference"], route_class=OrjsonRoute)
@@ -107,7 +108,7 @@ async def generate(
     """
     parsed = await request.json()
     return await answer(
-        Asked(request.headers.items(), request.receive),
+        Asked(request.headers.items(), request.receive, caller_of(request.scope, request.receive)),
         parts,
         body=parsed,
         prompt=Prompt.of(parsed["token_ids"]),
@@ -123,6 +124,7 @@ class Asked(Struct, frozen=True):
 
     headers: Sequence[tuple[str, str]]
     receive: Receive
+    caller: Caller
 
 
 async def answer(
@@ -176,10 +178,18 @@ class WholeAnswer(Response):
         if plan.is_train:
             self.raw_headers.append((b"x-sideband-policy-version", b"%d" % plan.policy_version))
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it, at once where the server can."""
+        message = {"type": START, "status": 200, "headers": self.raw_headers, "body": self.body}
+        if protocol_of(scope) is None:
+            await send_whole(send, message)
+        else:
+            await send(message)
+
 
 async def _whole(asked: Asked, parts: Parts, plan: Plan) -> Response:
     async with while_wanted(
-        asked.receive, deadline_s=parts.settings.request_timeout_s, session=plan.session
+        asked.caller, deadline_s=parts.settings.request_timeout_s, session=plan.session
     ):
         outcome = await parts.generate.whole(plan)
     content = await _answered(asked, parts, plan, outcome)
@@ -223,7 +233,7 @@ def _written(parts: Parts, plan: Plan, outcome: Outcome) -> tuple[bytes, KeptTur
 
 async def _streamed(asked: Asked, parts: Parts, plan: Plan) -> Response:
     deadline_s = parts.settings.request_timeout_s
-    async with while_wanted(asked.receive, deadline_s=deadline_s, session=plan.session):
+    async with while_wanted(asked.caller, deadline_s=deadline_s, session=plan.session):
         opened = await parts.generate.open(plan)
     headers = to_client(opened.reply.headers)
     if plan.is_train:

@@ -22,6 +22,7 @@ from services.inference_proxy.schemas import OpenAIRequest
 from services.inference_proxy.upstream import EngineRefused
 from services.inference_proxy.wanted import while_wanted
 from services.kit.problems import responses
+from services.kit.server import caller_of
 
 router = APIRouter(tags=["openai"], route_class=OrjsonRoute)
 
@@ -90,6 +91,7 @@ async def _forward(
     session: str | None,
 ) -> Response:
     deadline_s = parts.settings.request_timeout_s
+    caller = caller_of(request.scope, request.receive)
     with as_problems():
         call = OpenAICall(
             path=request.url.path,
@@ -100,7 +102,7 @@ async def _forward(
         with parts.gate.enter():
             parts.openai.check(call)
             try:
-                async with while_wanted(request.receive, deadline_s=deadline_s):
+                async with while_wanted(caller, deadline_s=deadline_s):
                     opened = await parts.openai.open(call)
             except EngineRefused as exc:
                 # What OpenAI clients expect is the engine's own error, not ours.

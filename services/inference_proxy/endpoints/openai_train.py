@@ -19,6 +19,7 @@ from services.inference_proxy.refusals import check_openai_train
 from services.inference_proxy.request_ids import new_client_id
 from services.inference_proxy.upstream import EngineRefused
 from services.inference_proxy.wanted import ClientGone, SessionDiscarded, has_left, while_wanted
+from services.kit.server import caller_of
 from sideband.ids import RequestId, check_id
 
 
@@ -44,7 +45,9 @@ async def train(
             known = None if session_id is None else parts.sessions.get(session_id)
             try:
                 async with while_wanted(
-                    request.receive, deadline_s=parts.settings.request_timeout_s, session=known
+                    caller_of(request.scope, request.receive),
+                    deadline_s=parts.settings.request_timeout_s,
+                    session=known,
                 ):
                     turn = await parts.turns.whole(call, request_id, policy_version)
             except EngineRefused as exc:

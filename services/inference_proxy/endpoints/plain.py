@@ -25,6 +25,7 @@ from services.inference_proxy.raw import RAW_BYTES_MIN, split_prompt
 from services.inference_proxy.refusals import Kind
 from services.inference_proxy.schemas import GenerateRequest
 from services.kit.auth import TokenCheck
+from services.kit.server import caller_of
 from sideband.errors import InvalidId
 from sideband.ids import check_id
 
@@ -142,7 +143,7 @@ class PlainRequests:
         async def answering(scope: Scope, receive: Receive, send: Send) -> None:
             scope["route"] = self._route
             response = await answer(
-                Asked(headers.to_engine, receive),
+                Asked(headers.to_engine, receive, caller_of(scope, receive)),
                 self._app.state.parts,
                 body=body,
                 prompt=prompt,

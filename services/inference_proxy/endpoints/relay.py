@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 from services.inference_proxy.sessions import Session
 from services.inference_proxy.upstream import UpstreamError
 from services.inference_proxy.wanted import Unwanted, while_wanted
+from services.kit.server import caller_of
 
 log = structlog.get_logger(__name__)
 
@@ -33,9 +34,10 @@ class RelayResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream until the end, the deadline, or the client's leaving."""
+        caller = caller_of(scope, receive)
         try:
             async with (
-                while_wanted(receive, deadline_s=self._deadline_s, session=self._session),
+                while_wanted(caller, deadline_s=self._deadline_s, session=self._session),
                 aclosing(self._parts) as parts,
             ):
                 await anext(parts)  # now closing it closes the engine's connection

@@ -19,6 +19,7 @@ from services.inference_proxy.config import EngineSettings, ProxySettings
 from services.inference_proxy.endpoints.parts import Parts
 from services.inference_proxy.upstream import EngineUnreachable
 from services.kit.app import ProblemApp
+from services.kit.server import CallerProtocol
 from sideband.ids import RunId
 from sideband.payload.root import PayloadRoot
 from tests.services.inference_proxy.stub import HF_CONFIG, StubEngine
@@ -31,7 +32,13 @@ GENERATE = "/inference/v1/generate"
 @asynccontextmanager
 async def served(app: ASGIApp) -> AsyncIterator[str]:
     """``app`` behind a real server; its base URL."""
-    config = uvicorn.Config(app, log_level="critical", lifespan="on", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        app,
+        http=CallerProtocol,
+        log_level="critical",
+        lifespan="on",
+        timeout_graceful_shutdown=1,
+    )
     server = uvicorn.Server(config)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

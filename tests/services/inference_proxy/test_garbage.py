@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from services.inference_proxy.wanted import while_wanted
+from services.kit.server import PlainCaller
 from tests.services.inference_proxy.harness import (
     GENERATE,
     TRAIN,
@@ -89,7 +90,7 @@ async def test_a_scope_that_ends_leaves_nothing_at_all() -> None:
 
     with unreachable() as garbage:
         for _ in range(5):
-            async with while_wanted(never, deadline_s=5):
+            async with while_wanted(PlainCaller(never), deadline_s=5):
                 await asyncio.sleep(0)
         await asyncio.sleep(0.05)
     assert garbage == []

@@ -12,6 +12,7 @@ from services.inference_proxy.wanted import (
     SessionDiscarded,
     while_wanted,
 )
+from services.kit.server import PlainCaller
 from sideband.ids import SessionId
 
 
@@ -34,7 +35,7 @@ async def test_leaving_cancels_the_body(receive: Any) -> None:
 
     async def body() -> None:
         nonlocal cleaned_up
-        async with while_wanted(receive, deadline_s=5):
+        async with while_wanted(PlainCaller(receive), deadline_s=5):
             try:
                 await never()
             finally:
@@ -48,13 +49,13 @@ async def test_leaving_cancels_the_body(receive: Any) -> None:
 
 async def test_a_deadline_and_a_discard_say_which_they_were() -> None:
     with pytest.raises(DeadlinePassed):
-        async with while_wanted(never, deadline_s=0.01):
+        async with while_wanted(PlainCaller(never), deadline_s=0.01):
             await never()
     session = Session(session_id=SessionId("s"), policy_version=0)
 
     asyncio.get_running_loop().call_later(0.01, lambda: [t() for t in session.on_discard])
     with pytest.raises(SessionDiscarded):
-        async with while_wanted(never, deadline_s=5, session=session):
+        async with while_wanted(PlainCaller(never), deadline_s=5, session=session):
             await never()
     assert session.on_discard == set()
 
@@ -69,7 +70,7 @@ async def test_what_is_done_stays_done_even_if_the_client_leaves_right_then() ->
     for _ in range(50):
         left.clear()
         result = None
-        async with while_wanted(receive, deadline_s=5):
+        async with while_wanted(PlainCaller(receive), deadline_s=5):
             await asyncio.sleep(0)
             left.set()
             result = 1
@@ -78,16 +79,16 @@ async def test_what_is_done_stays_done_even_if_the_client_leaves_right_then() ->
 
 async def test_other_timeouts_and_errors_pass_through() -> None:
     with pytest.raises(TimeoutError):
-        async with while_wanted(never, deadline_s=5), asyncio.timeout(0.01):
+        async with while_wanted(PlainCaller(never), deadline_s=5), asyncio.timeout(0.01):
             await never()
     with pytest.raises(KeyError):
-        async with while_wanted(never, deadline_s=5):
+        async with while_wanted(PlainCaller(never), deadline_s=5):
             raise KeyError
 
 
 async def test_a_cancelled_request_stays_cancelled() -> None:
     async def body() -> None:
-        async with while_wanted(never, deadline_s=5):
+        async with while_wanted(PlainCaller(never), deadline_s=5):
             await never()
 
     task = asyncio.create_task(body())
