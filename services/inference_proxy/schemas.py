@@ -237,6 +237,12 @@ class WeightRequest(Closed):
         description="Requests that run: finished first, frozen and gone on with, or ended.",
         examples=["wait"],
     )
+    force: bool = Field(
+        default=False,
+        description="Allow an older version than known: the trainer went back to an earlier "
+        "checkpoint. An engine that does not get it is taken out.",
+        examples=[False],
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

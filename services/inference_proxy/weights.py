@@ -66,7 +66,7 @@ class WeightUpdates:
         if self._is_running:
             raise UpdateRunning
         for engine in self._book:
-            if update.policy_version < engine.policy_version:
+            if update.policy_version < engine.policy_version and not update.force:
                 raise VersionBackwards(
                     engine.name, reported=update.policy_version, known=engine.policy_version
                 )
@@ -91,7 +91,8 @@ class WeightUpdates:
             log.error("weight_update_failed", engine=name, reason=reason)
         await self._all(failed, [steps[name].abandon for name in failed], {})
         if updated:
-            self._book.report(update.policy_version, updated)
+            self._book.report(update.policy_version, updated, force=update.force)
+            self._hold_ahead(update)
         resumed = await self._all(updated, [steps[name].resume for name in updated], failed)
         for name in set(updated) - set(resumed):
             self._book.hold(name, f"did not resume after a weight update: {failed[name]}")
@@ -101,6 +102,13 @@ class WeightUpdates:
         log.info("weights_updated", policy_version=update.policy_version, engines=resumed)
         left_out = [engine.name for engine in self._book if engine.name not in steps]
         return UpdateOutcome(updated=tuple(resumed), failed=failed, left_out=tuple(left_out))
+
+    def _hold_ahead(self, update: WeightUpdate) -> None:
+        """After going back no engine may come again with newer weights of before."""
+        for engine in self._book:
+            if engine.policy_version > update.policy_version:
+                reason = f"has v{engine.policy_version}, given up for v{update.policy_version}"
+                self._book.hold(engine.name, reason)
 
     async def _all(
         self,

@@ -8,6 +8,7 @@ from services.kit.bodies import Closed
 from services.orchestrator.book import Book
 from services.orchestrator.ending import waiting_for
 from services.orchestrator.feed_client import Failure
+from services.orchestrator.history import ReturnRecord
 from services.orchestrator.resuming import Report
 from services.orchestrator.sweep import VersionPlan
 
@@ -103,6 +104,14 @@ class PolicyBody(Closed):
     policy_version: int = Field(
         ge=0, le=999_999_999, description="The least over the serving engines.", examples=[4]
     )
+    lineage: int | None = Field(
+        default=None,
+        ge=0,
+        le=(1 << 31) - 1,
+        description="The weights are of this lineage of the run, for sure. Needed only where the "
+        "trainer went back and no older version than before will be seen.",
+        examples=[1],
+    )
 
 
 class PolicyView(BaseModel):
@@ -127,6 +136,60 @@ class DrainBody(Closed):
     )
 
 
+class GoBackBody(Closed):
+    """The checkpoint from which the trainer restarts."""
+
+    step: int = Field(ge=0, le=(1 << 31) - 1, description="Its step.", examples=[10])
+    lineage: int | None = Field(
+        default=None,
+        ge=1,
+        le=(1 << 31) - 1,
+        description="One more than the run's lineage: then a repeat of the request changes "
+        "nothing. Without it every request goes back.",
+        examples=[1],
+    )
+
+
+class ReturnView(BaseModel):
+    """What the trainer gets again, and everything that it does not."""
+
+    lineage: int = Field(description="How often the trainer went back, then.", examples=[1])
+    step: int = Field(description="The checkpoint's step: the next is after it.", examples=[10])
+    returned_s: float = Field(description="When, Unix time.", examples=[1767225600.0])
+    last_step: int = Field(description="The last step that was built before.", examples=[15])
+    steps_again: list[int] = Field(
+        description="Steps that come again with the same bytes.", examples=[[11, 12]]
+    )
+    steps_reduced: list[int] = Field(
+        description="Steps that come again without the rollouts that are dropped.", examples=[[]]
+    )
+    steps_moved: list[int] = Field(
+        description="Steps behind a gap: their rollouts are packed again, in the same order, from "
+        "the gap's number on.",
+        examples=[[]],
+    )
+    steps_gone: list[int] = Field(
+        description="Steps of which nothing is left. Their numbers are used again.", examples=[[]]
+    )
+    rollouts_dropped: list[str] = Field(
+        description="Rollouts that are not trained again.", examples=[[]]
+    )
+    files_missing: list[str] = Field(
+        description="Files that were looked for and are gone.", examples=[[]]
+    )
+
+    @classmethod
+    def of(cls, record: ReturnRecord) -> Self:
+        """The view of a record."""
+        return cls.model_validate(record, from_attributes=True)
+
+
+class Returns(BaseModel):
+    """Times that the trainer went back, the latest last."""
+
+    returns: list[ReturnView] = Field(description="Each of them.", examples=[[]])
+
+
 class RunView(BaseModel):
     """The run at a glance."""
 
@@ -136,6 +199,9 @@ class RunView(BaseModel):
     )
     reason: str = Field(description="Why it ended or stopped.", examples=[""])
     waiting_for: str = Field(description="What an end would wait for.", examples=["nothing"])
+    lineage: int = Field(
+        description="How often the trainer went back to an earlier checkpoint.", examples=[0]
+    )
     next_step: int = Field(description="The step that is collected for.", examples=[5])
     policy_version: int | None = Field(description="As applied everywhere.", examples=[4])
     leases_open: int = Field(description="Open leases.", examples=[64])
@@ -155,6 +221,7 @@ class RunView(BaseModel):
             phase=book.run.phase.value,
             reason=book.run.reason,
             waiting_for=waiting_for(book),
+            lineage=book.lineage,
             next_step=book.next_step,
             policy_version=book.policy_version,
             leases_open=len(book.open_leases),

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
 from services.kit.app import build_app
-from services.orchestrator import loops
+from services.orchestrator import loops, shipping
 from services.orchestrator.config import OrchestratorSettings
 from services.orchestrator.endpoints import admin, leases, rollouts, steps
 from services.orchestrator.errors import LedgerUnavailable, NotLeading
@@ -262,7 +262,7 @@ def work(
     if service.ledger.is_durable:
         jobs.append(loops.keep_leading(service))
     if feed is not None:
-        jobs += [loops.ship_steps(service, feed), loops.poll_feed(service, feed)]
+        jobs += [shipping.ship_steps(service, feed), shipping.poll_feed(service, feed)]
     if proxy is not None:
         jobs += [loops.poll_proxy(service, proxy), loops.discard_sessions(service, proxy)]
         jobs.append(service.releases.run(proxy))

@@ -16,6 +16,7 @@ import numpy as np
 from msgspec import structs
 
 from services.orchestrator.groups import GroupResult, Groups
+from services.orchestrator.history import ReturnRecord
 from services.orchestrator.lifecycle import Run
 from services.orchestrator.membership import StepSize
 from services.orchestrator.records import (
@@ -72,6 +73,8 @@ class Book:
         self.run = Run()
         self.policy_version: int | None = None  # the least over the serving engines, now
         self.policy_applied = 0  # the highest that was ever applied everywhere
+        self.policy_before: int | None = None  # of a lineage that was left, until engines leave it
+        self.returns: list[ReturnRecord] = []  # of the trainer, to earlier checkpoints
         self.leases: dict[LeaseId, Lease] = {}
         self.open_leases: dict[LeaseId, Lease] = {}
         self.lease_of: dict[RolloutId, LeaseId] = {}
@@ -169,9 +172,19 @@ class Book:
         self._forget_rollouts(change)
         self._closed_steps[record.step] = None
         while len(self._closed_steps) > self.rules.history_max:
-            oldest, _ = self._closed_steps.popitem(last=False)
-            del self.steps[oldest]
-            change.steps_forgotten.append(oldest)
+            self.forget_step(change, next(iter(self._closed_steps)))
+
+    def forget_step(self, change: Change, step: int) -> None:
+        """Nobody asks for the step any more, or its number is free again."""
+        self._closed_steps.pop(step, None)
+        self.open_steps.pop(step, None)
+        del self.steps[step]
+        change.steps_forgotten.append(step)
+
+    @property
+    def lineage(self) -> int:
+        """How often the trainer went back."""
+        return self.returns[-1].lineage if self.returns else 0
 
     def seal(self, change: Change) -> None:
         """Complete a change with what its decisions do not name: groups, phase, counters.
@@ -190,6 +203,7 @@ class Book:
             drain_until_s=self.run.drain_until_s,
             policy_version=self.policy_version,
             policy_applied=self.policy_applied,
+            policy_before=self.policy_before,
             next_step=self.next_step,
             next_lease_index=self.next_lease_index,
             next_ready_index=self.next_ready_index,
@@ -199,8 +213,7 @@ class Book:
 
     def lease_of_rollout(self, rollout_id: RolloutId) -> Lease | None:
         """The rollout's lease, open or ended."""
-        lease_id = self.lease_of.get(rollout_id)
-        return self.leases.get(lease_id) if lease_id else None
+        return self.leases.get(self.lease_of.get(rollout_id, LeaseId("")))
 
     def is_stale(self, policy_version: int) -> bool:
         """Whether work of this version is too old for the next step to be built."""

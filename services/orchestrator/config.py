@@ -59,8 +59,8 @@ class OrchestratorSettings(ServiceSettings):
         default=0,
         ge=0,
         le=10_000,
-        description="Steps whose files are kept although their policy is applied, for a trainer "
-        "that goes back to an earlier checkpoint.",
+        description="Steps whose files and samples are kept although their policy is applied, for "
+        "a trainer that goes back to an earlier checkpoint. Costs the bytes of as many steps.",
     )
     model_config_path: Path | None = Field(
         default=None, description="The model's Hugging Face config.json; needed for any rows."

@@ -1,7 +1,8 @@
 """The orchestrator's view of the trainer feed. Foreign errors become ours here, once.
 
 FeedCallFailed          the feed did not answer, or says "later": try again
-└── FeedBusy            it is full or paused; says when to come again
+├── FeedBusy            it is full or paused; says when to come again
+└── FeedBehind          it does not know, or not yet, how often the trainer went back
 StepRejected            it will never take this step
 """
 
@@ -27,6 +28,14 @@ class FeedBusy(FeedCallFailed):
     def __init__(self, detail: str, *, retry_after_s: float) -> None:
         self.retry_after_s = retry_after_s
         super().__init__(detail)
+
+
+class FeedBehind(FeedCallFailed):
+    """What it holds and what was committed is of another lineage: it means nothing here."""
+
+    def __init__(self, lineage: int, *, expected: int) -> None:
+        self.lineage, self.expected = lineage, expected
+        super().__init__(f"the feed knows lineage {lineage}, the run's is {expected}")
 
 
 class StepRejected(Exception):
@@ -62,6 +71,7 @@ class Acknowledgements(msgspec.Struct, frozen=True, kw_only=True):
     committed_step: int | None = None
     failed: Failure | None = None
     ranks: tuple[RankCommit, ...] = ()
+    lineage: int = 0
 
     def late_ranks(self, step: int) -> list[int]:
         """Ranks that committed something and not yet ``step``, the latest first."""
@@ -78,6 +88,7 @@ class HeldSteps(msgspec.Struct, frozen=True, kw_only=True):
 
     feed_instance: str
     steps: list[_HeldStep]
+    lineage: int = 0
 
 
 class _ProblemBody(msgspec.Struct, frozen=True):
@@ -120,6 +131,14 @@ class FeedClient:
     async def held_steps(self) -> HeldSteps:
         """The steps that the feed holds. Raises FeedCallFailed."""
         return _decoded(await self._get("/v1/steps"), HeldSteps)
+
+    async def go_back(self, *, lineage: int, step: int, last_step: int) -> None:
+        """The trainer went back to ``step``, for the ``lineage``-th time. Raises FeedCallFailed."""
+        body = msgspec.json.encode({"lineage": lineage, "step": step, "last_step": last_step})
+        headers = {"content-type": "application/json"}
+        answer = await self._call("PUT", "/v1/lineage", content=body, headers=headers)
+        if not answer.is_success:
+            raise FeedCallFailed(f"lineage: {answer.status_code} {_problem(answer).detail}")
 
     async def end(self) -> None:
         """No more steps will come. Raises FeedCallFailed."""

@@ -46,7 +46,7 @@ def take(book: Book, change: Change, asked: LeaseRequest, lease_id: LeaseId, now
     if problem is not None:
         raise problem
     if book.policy_version is None:
-        raise PolicyUnknown("No proxy has told the policy version yet.", headers=RETRY_SOON)
+        raise PolicyUnknown(_why_unknown(book), headers=RETRY_SOON)
     if book.is_stale(book.policy_version):
         raise PolicyBehind(
             f"v{book.policy_version} is too old for step {book.next_step}.", headers=RETRY_SOON
@@ -79,6 +79,16 @@ def take(book: Book, change: Change, asked: LeaseRequest, lease_id: LeaseId, now
     book.next_lease_index += 1
     book.put_lease(change, lease)
     return lease
+
+
+def _why_unknown(book: Book) -> str:
+    if book.policy_before is None:
+        return "No proxy has told the policy version yet."
+    return (
+        f"The trainer went back to step {book.returns[-1].step}, the engines may still serve "
+        f"v{book.policy_before} of before: give them the weights of that step, or tell their "
+        f"version with lineage {book.lineage}."
+    )
 
 
 def _facts(item: Lease | LeaseRequest) -> tuple[object, ...]:

@@ -1,7 +1,7 @@
-"""The orchestrator's background work: build, ship, poll, keep time, sweep. Owned by the app.
+"""The orchestrator's background work: build, poll, keep time, sweep. Owned by the app.
 
 Each loop runs until it is cancelled. The world's failures are retried here with a bounded wait;
-a step that cannot be built or that the feed will never take stops the run, visibly.
+a step that cannot be built stops the run, visibly. ``shipping.py`` speaks to the feed.
 """
 
 import asyncio
@@ -14,12 +14,9 @@ import structlog
 
 from services.orchestrator import stepping
 from services.orchestrator.building import BuildRules, build, validity_problem
-from services.orchestrator.feed_client import FeedBusy, FeedCallFailed, FeedClient, StepRejected
-from services.orchestrator.lifecycle import Phase
 from services.orchestrator.limits import DISCARD_ATTEMPTS_MAX, RETRY_WAIT_S_MAX
 from services.orchestrator.proxy_client import ProxyCallFailed, ProxyClient
 from services.orchestrator.rebuilding import rebuild_steps
-from services.orchestrator.records import StepState
 from services.orchestrator.service import Orchestrator
 from services.orchestrator.sweeping import sweep
 from sideband.errors import InvalidInput, PayloadError
@@ -38,11 +35,11 @@ async def build_steps(service: Orchestrator) -> None:
         routing_valid_fraction_min=settings.routing_valid_fraction_min,
         mask_valid_fraction_min=settings.mask_valid_fraction_min,
     )
-    await rebuild_steps(service, rules)
-    service.to_build.set()  # a draft may be there, or enough for a step
+    service.to_build.set()  # a draft may be there, steps without a body, or enough for a step
     while True:
         await service.to_build.wait()
         service.to_build.clear()
+        await rebuild_steps(service, rules)
         while await build_one(service, rules):
             pass
 
@@ -67,6 +64,8 @@ async def build_one(service: Orchestrator, rules: BuildRules) -> bool:
             built = await asyncio.to_thread(build, draft, rules)
         except InvalidInput as exc:
             problem = f"step {draft.step} cannot be built: {exc}"
+    if service.book.draft is not draft:
+        return True  # the trainer went back meanwhile: it is decided again
     if problem is not None:
         await service.stop(problem)
         return False
@@ -82,117 +81,6 @@ async def build_one(service: Orchestrator, rules: BuildRules) -> bool:
         files=len(record.files),
     )
     return True
-
-
-async def ship_steps(service: Orchestrator, feed: FeedClient) -> None:
-    """Hand built steps to the feed, in order, and say when no more will come."""
-    has_ended = False
-    while True:
-        await service.to_ship.wait()
-        service.to_ship.clear()
-        await _ship_all(service, feed)
-        if is_complete(service) and not has_ended:
-            has_ended = await _end(service, feed)
-
-
-async def _ship_all(service: Orchestrator, feed: FeedClient) -> None:
-    wait_s = RETRY_WAIT_S_MIN
-    while service.book.run.phase is not Phase.STOPPED:
-        record = stepping.unsent(service.book)
-        if record is None or not record.body:
-            return  # nothing to send, or not built again yet
-        await service.settled()  # the feed must not have what a crash could change
-        try:
-            # A feed that was started anew takes any step as its first: what it lost goes first.
-            # Only the process that was asked may take it, should the feed start anew in between.
-            instance = await poll_feed_once(service, feed)
-            if stepping.unsent(service.book) is not record:
-                continue
-            await feed.put_step(record.step, record.body, feed_instance=instance)
-        except StepRejected as exc:
-            await service.stop(str(exc))
-            return
-        except FeedBusy as exc:
-            log.debug("feed_busy", step=record.step, retry_after_s=exc.retry_after_s)
-            await asyncio.sleep(exc.retry_after_s)
-            continue
-        except FeedCallFailed as exc:
-            service.metrics.delivery_failures_total.inc()
-            log.warning("step_delivery_failed", step=record.step, error=str(exc))
-            await asyncio.sleep(wait_s)
-            wait_s = min(RETRY_WAIT_S_MAX, wait_s * 2)
-            continue
-        wait_s = RETRY_WAIT_S_MIN
-        with service.decision() as change:
-            stepping.shipped(service.book, change, record.step)
-        await service.commit(change)
-
-
-def is_complete(service: Orchestrator) -> bool:
-    """Whether the feed has all steps that this run will ever have."""
-    book = service.book
-    if book.run.is_terminal:
-        return True
-    has_rest = bool(book.held) or stepping.unsent(book) is not None
-    return stepping.is_last_step(book) and not has_rest and book.draft is None
-
-
-async def _end(service: Orchestrator, feed: FeedClient) -> bool:
-    try:
-        await feed.end()
-    except FeedCallFailed as exc:
-        log.warning("feed_end_failed", error=str(exc))
-        service.metrics.delivery_failures_total.inc()
-        await asyncio.sleep(RETRY_WAIT_S_MIN)
-        service.to_ship.set()
-        return False
-    log.info("feed_ended", last_step=service.book.next_step - 1)
-    return True
-
-
-async def poll_feed(service: Orchestrator, feed: FeedClient) -> None:
-    """Ask what every rank has committed, and send again what the feed has lost."""
-    while True:
-        await asyncio.sleep(service.settings.feed_poll_s)
-        try:
-            await poll_feed_once(service, feed)
-        except FeedCallFailed as exc:
-            service.metrics.delivery_failures_total.inc()
-            log.warning("feed_poll_failed", error=str(exc))
-
-
-async def poll_feed_once(service: Orchestrator, feed: FeedClient) -> str | None:
-    """One poll; which process of the feed holds what was shipped. None: nothing is shipped.
-
-    Raises FeedCallFailed.
-    """
-    book = service.book
-    shipped = {r.step for r in book.open_steps.values() if r.state is StepState.SHIPPED}
-    if not shipped:
-        return None
-    # Held steps are asked for first: one that is committed in between is then in the second
-    # answer, and never taken for lost.
-    answer = await feed.held_steps()
-    held = frozenset(one.step for one in answer.steps)
-    acknowledged = await feed.acknowledgements()
-    if acknowledged.run_id != book.rules.run_id:
-        await service.stop(f"the feed serves run {acknowledged.run_id}")
-        return None
-    if acknowledged.failed != service.feed_failure:
-        service.feed_failure = acknowledged.failed
-        log.warning("feed_failure_changed", failure=acknowledged.failed)
-    service.room.late_ranks = acknowledged.late_ranks(max(shipped))
-    if acknowledged.committed_step is not None:
-        await service.acknowledge(acknowledged.committed_step)
-    # Steps shipped since the first question are not among those that may be lost.
-    later = set(book.open_steps) - shipped
-    with service.decision() as change:
-        again = stepping.lost(book, change, held | later)
-    await service.commit(change)
-    if again:
-        service.metrics.steps_resent_total.inc(len(again))
-        log.warning("feed_lost_steps", steps=again)
-    return answer.feed_instance
 
 
 async def poll_proxy(service: Orchestrator, proxy: ProxyClient) -> None:

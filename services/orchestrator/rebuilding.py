@@ -23,10 +23,14 @@ UNFINISHED = frozenset({StepState.BUILT, StepState.SHIPPED})
 
 
 async def rebuild_steps(service: Orchestrator, rules: BuildRules) -> None:
-    """Give every unfinished step its body. A step that cannot have one stops the run."""
-    for step in sorted(service.book.open_steps):
-        record = service.book.open_steps[step]
-        if record.state in UNFINISHED and not record.body:
+    """Give unfinished steps their bodies. A step that cannot have one stops the run.
+
+    Only the next few of them: after the trainer went back there may be many.
+    """
+    steps = [r.step for r in service.book.open_steps.values() if r.state in UNFINISHED]
+    for step in sorted(steps)[: service.book.rules.steps_ahead_max]:
+        record = service.book.open_steps.get(step)
+        if record is not None and record.state in UNFINISHED and not record.body:
             problem = await _rebuild(service, rules, record)
             if problem is not None:
                 await service.stop(problem)
@@ -64,6 +68,8 @@ async def _take(service: Orchestrator, record: StepRecord, built: Built) -> str 
     now = service.book.open_steps.get(record.step)
     if now is None or now.state not in UNFINISHED:
         return None  # committed by every rank meanwhile
+    if now.rollout_ids != record.rollout_ids:
+        return None  # the trainer went back meanwhile: it is built again
     if built.digest == record.digest:
         service.book.open_steps[record.step] = service.book.steps[record.step] = replace(
             now, body=built.body

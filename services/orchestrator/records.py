@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from services.orchestrator.history import ReturnRecord
 from sideband.batch.types import Sample
 from sideband.ids import GroupId, LeaseId, RolloutId, SessionId
 
@@ -211,6 +212,7 @@ class RunRecord:
     drain_until_s: float | None
     policy_version: int | None
     policy_applied: int
+    policy_before: int | None
     next_step: int
     next_lease_index: int
     next_ready_index: int
@@ -230,6 +232,7 @@ class Change:
     bodies: dict[RolloutId, tuple[Sample, ...]] = field(default_factory=dict)  # now collected
     policy_version: int | None = None
     phase: str | None = None
+    returns: list[ReturnRecord] = field(default_factory=list)
     delete_files: list[str] = field(default_factory=list)  # given up: to be deleted, never held
     discard_sessions: list[SessionId] = field(default_factory=list)
 
@@ -241,6 +244,7 @@ class Change:
     leases_forgotten: list[LeaseId] = field(default_factory=list)
     rollouts_forgotten: list[RolloutId] = field(default_factory=list)
     steps_forgotten: list[int] = field(default_factory=list)
+    returns_forgotten: list[int] = field(default_factory=list)
     versions_forgotten: list[int] = field(default_factory=list)  # their folders are gone
     files_deleted: list[str] = field(default_factory=list)  # given up before, and now deleted
 
@@ -265,4 +269,5 @@ class Records:
     members: list[MemberRecord]
     steps: list[StepRecord]
     files: dict[str, bool]
+    returns: list[ReturnRecord]
     saved_s: float  # when the last of it was made durable, Unix time

@@ -34,6 +34,7 @@ def restore(records: Records, rules: Rules) -> tuple[Book, Change]:
         drain_until_s=run.drain_until_s,
     )
     book.policy_version, book.policy_applied = run.policy_version, run.policy_applied
+    book.policy_before, book.returns = run.policy_before, list(records.returns)
     book.next_step = run.next_step
     book.next_lease_index = run.next_lease_index
     book.next_ready_index = run.next_ready_index

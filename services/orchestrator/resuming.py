@@ -71,7 +71,7 @@ async def resume(
     book, change = restore(records, settings.rules())
     report = Report(downtime_s=max(0.0, now_s - records.saved_s))
     if files is not None:
-        report.files_missing = await _missing(files, book.retention.held_files())
+        report.files_missing = await missing_files(files, book.retention.held_files())
     drop_missing(book, change, report)
     after_downtime(book, change, report.downtime_s)
     if settings.proxy_url is not None:
@@ -89,7 +89,7 @@ async def _committed(ledger: Ledger, resumption: Resumption) -> Resumption:
     return resumption
 
 
-async def _missing(files: Files, names: list[str]) -> list[str]:
+async def missing_files(files: Files, names: list[str]) -> list[str]:
     """Those of ``names`` that are not on the disk, asked for by many threads."""
     pieces = [names[i : i + FILES_PER_STAT] for i in range(0, len(names), FILES_PER_STAT)]
     found = await asyncio.gather(*(files.call(files.missing, piece) for piece in pieces))

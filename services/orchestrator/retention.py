@@ -95,9 +95,20 @@ class Retention:
 
     def unship(self, step: int) -> None:
         """``step`` will not be built. It must hold nothing any more."""
-        freed = self.release(Holder("step", str(step)))
+        freed = self.undo(step)
         assert not freed, "its files are gone"
+
+    def undo(self, step: int) -> list[str]:
+        """``step`` is no step any more; its rollouts hold what they need. Files to be deleted."""
         del self._steps[step]
+        return self.release(Holder("step", str(step)))
+
+    def go_back(self, step: int) -> None:
+        """The trainer went back to ``step``: later ones are neither committed nor applied."""
+        self._applied = min(self._applied, step)
+        for number, state in self._steps.items():
+            if number > step:
+                state.is_acknowledged = False
 
     def ship(self, step: int, files: Iterable[str]) -> None:
         """``step`` now refers to ``files``, all of which are held by its rollouts."""

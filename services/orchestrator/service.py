@@ -40,6 +40,7 @@ from services.orchestrator.proxy_client import ProxyClient
 from services.orchestrator.records import Change, Lease, LeaseState, Rollout
 from services.orchestrator.releases import Releases
 from services.orchestrator.resuming import Resumption
+from services.orchestrator.return_errors import LineageConflict
 from services.orchestrator.room import Room
 from services.orchestrator.wire import RolloutWire
 from sideband.batch.packing import PackingPlan
@@ -74,6 +75,7 @@ class Orchestrator:
         self.to_ship = asyncio.Event()  # something may be ready to be shipped
         self.to_sweep = asyncio.Event()  # the run has ended
         self.feed_failure: Failure | None = None  # as the feed says
+        self.feed_lineage = 0  # that the feed is known to know
         self.pushes = 0  # of the policy version, so that an older answer to a poll is known
         self.clock_s = clock_s
         self.journal = Journal(
@@ -137,7 +139,8 @@ class Orchestrator:
             if change.phase == Phase.ENDED.value:
                 self.to_sweep.set()
         has_ended = any(lease.state is not LeaseState.OPEN for lease in change.leases)
-        if has_ended or change.rollouts or change.steps or change.phase is not None:
+        has_news = change.rollouts or change.steps or change.returns
+        if has_ended or has_news or change.phase is not None:
             self.to_build.set()  # a new lease alone makes nothing ready
             self.to_ship.set()
 
@@ -229,10 +232,14 @@ class Orchestrator:
             raise RolloutUnknown(f"No rollout {rollout_id}.", rollout_id=rollout_id)
         return rollout
 
-    async def set_policy_version(self, policy_version: int) -> None:
-        """What every serving engine has applied at least."""
+    async def set_policy_version(self, policy_version: int, *, lineage: int | None = None) -> None:
+        """What every serving engine has applied at least. Raises LineageConflict."""
+        if lineage is not None and lineage != self.book.lineage:
+            raise LineageConflict(
+                f"The run's lineage is {self.book.lineage}.", lineage=self.book.lineage
+            )
         with self.decision() as change:
-            stepping.apply_policy(self.book, change, policy_version)
+            stepping.apply_policy(self.book, change, policy_version, lineage=lineage)
         await self.commit(change)
 
     async def acknowledge(self, committed_step: int) -> None:

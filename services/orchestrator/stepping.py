@@ -138,8 +138,19 @@ def acknowledge(book: Book, change: Change, committed_step: int, now_s: float) -
     close_done(book, change)
 
 
-def apply_policy(book: Book, change: Change, policy_version: int) -> None:
-    """Every serving engine has applied ``policy_version``. It may fall: an engine went back."""
+def apply_policy(
+    book: Book, change: Change, policy_version: int, *, lineage: int | None = None
+) -> None:
+    """Every serving engine has applied ``policy_version``. It may fall: an engine went back.
+
+    After the trainer went back, versions count again once the engines show an older one than
+    before, or one that is said to be of the run's ``lineage``: until then they serve what the
+    trainer has left.
+    """
+    if book.policy_before is not None:
+        if policy_version >= book.policy_before and lineage != book.lineage:
+            return
+        book.policy_before = None
     if policy_version == book.policy_version:
         return
     book.policy_version = change.policy_version = policy_version

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from services.kit.problems import Problem
 from services.kit.turns import TurnWire
-from services.orchestrator import loops
+from services.orchestrator import loops, shipping
 from services.orchestrator.config import OrchestratorSettings
 from services.orchestrator.feed_client import Acknowledgements, HeldSteps
 from services.orchestrator.feed_client import FeedCallFailed as CallFailed
@@ -268,8 +268,8 @@ class Process:
         work: list[Awaitable[Any]] = [
             service.journal.run(),
             loops.build_steps(service),
-            loops.ship_steps(service, feed),
-            loops.poll_feed(service, feed),
+            shipping.ship_steps(service, feed),
+            shipping.poll_feed(service, feed),
             loops.keep_time(service),
             loops.forget_sessions(service),
             files.deleter.run(),

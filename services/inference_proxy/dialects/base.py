@@ -39,6 +39,7 @@ class WeightUpdate:
     running: Literal["wait", "keep", "abort"]  # what becomes of requests that run
     weights_path: str | None = None
     update_info: Mapping[str, Any] | None = None
+    force: bool = False  # older weights, on purpose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ async def update_weights(body: WeightRequest, parts: PartsDep) -> WeightReport:
         running=body.running,
         weights_path=body.weights_path,
         update_info=body.update_info,
+        force=body.force,
     )
     try:
         with as_problems():

@@ -5,18 +5,28 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Query
 
 from services.kit.problems import responses
-from services.orchestrator import sweeping
+from services.orchestrator import returning, sweeping
 from services.orchestrator.admin_schemas import (
     DrainBody,
+    GoBackBody,
     PolicyBody,
     PolicyView,
     ResumptionView,
+    Returns,
+    ReturnView,
     RunView,
     Sweep,
     SweptVersion,
 )
 from services.orchestrator.endpoints.parts import EVERYWHERE, Service, shown
 from services.orchestrator.errors import NoPayloadRoot, RunEnded, RunStopped
+from services.orchestrator.limits import LIST_ITEMS_MAX
+from services.orchestrator.return_errors import (
+    LineageConflict,
+    NotDurable,
+    StepNotCommitted,
+    StepsMoving,
+)
 
 router = APIRouter(tags=["admin"])
 
@@ -34,12 +44,14 @@ async def get_policy_version(service: Service) -> PolicyView:
 
 
 @router.put(
-    "/v1/policy-version", summary="Tell the policy version", responses=responses(*EVERYWHERE)
+    "/v1/policy-version",
+    summary="Tell the policy version",
+    responses=responses(*EVERYWHERE, LineageConflict),
 )
 async def put_policy_version(body: PolicyBody, service: Service) -> PolicyView:
     """Pushed by the proxy when every serving engine has applied it. Idempotent."""
     service.pushes += 1
-    await service.set_policy_version(body.policy_version)
+    await service.set_policy_version(body.policy_version, lineage=body.lineage)
     return await get_policy_version(service)
 
 
@@ -57,6 +69,40 @@ async def get_run(service: Service) -> RunView:
 async def get_resumption(service: Service) -> ResumptionView:
     """Everything that was dropped because its files are gone is listed here."""
     return ResumptionView.of(service.resumption.report)
+
+
+@router.get(
+    "/v1/run/returns",
+    summary="Times that the trainer went back",
+    responses=responses(*EVERYWHERE),
+)
+async def get_returns(service: Service) -> Returns:
+    """The last ones, each with all that it dropped."""
+    records = service.book.returns[-LIST_ITEMS_MAX:]
+    return await shown(service, Returns(returns=[ReturnView.of(record) for record in records]))
+
+
+@router.post(
+    "/v1/admin/go-back",
+    summary="The trainer restarts from an earlier checkpoint",
+    responses=responses(
+        *EVERYWHERE,
+        LineageConflict,
+        NotDurable,
+        RunEnded,
+        RunStopped,
+        StepNotCommitted,
+        StepsMoving,
+    ),
+)
+async def go_back(body: GoBackBody, service: Service) -> ReturnView:
+    """Steps after it are handed over again, in order, with the same bytes, as far as their files
+    are still there (`applied_steps_kept`); what is gone is dropped and listed. Commits after it are
+    void, and the feed ends the processes of before. Leases are given again when the engines have an
+    older policy version than before: push the checkpoint's weights first.
+    """
+    record = await returning.go_back(service, step=body.step, lineage=body.lineage)
+    return await shown(service, ReturnView.of(record))
 
 
 @router.post("/v1/admin/pause", summary="Give no new leases", responses=responses(*EVERYWHERE))

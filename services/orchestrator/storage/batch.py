@@ -52,13 +52,17 @@ class Batch:
         for rollout_id in change.rollouts_forgotten:
             self._put(tables.ROLLOUTS, None, rollout_id)
         self._groups(change)
-        for record in change.steps:
-            self._put(tables.STEPS, rows.step_row(record, next(serials)), record.step)
-            if record.state is StepState.CLOSED:
-                for rollout_id in record.rollout_ids:
+        for step in change.steps:
+            self._put(tables.STEPS, rows.step_row(step, next(serials)), step.step)
+            if step.state is StepState.CLOSED:
+                for rollout_id in step.rollout_ids:
                     self._drop_body(rollout_id)
-        for step in change.steps_forgotten:
-            self._put(tables.STEPS, None, step)
+        for number in change.steps_forgotten:
+            self._put(tables.STEPS, None, number)
+        for record in change.returns:
+            self._put(tables.RETURNS, rows.return_row(record), record.lineage)
+        for lineage in change.returns_forgotten:
+            self._put(tables.RETURNS, None, lineage)
         self._files(change)
 
     def _rollout(self, rollout: Rollout) -> None:

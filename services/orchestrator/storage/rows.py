@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from services.orchestrator.history import ReturnRecord
 from services.orchestrator.records import (
     DropReason,
     GroupRecord,
@@ -231,3 +232,13 @@ def read_step(row: Row) -> StepRecord:
         built_s=row["built_s"],
         acknowledged_s=row["acknowledged_s"],
     )
+
+
+def return_row(record: ReturnRecord) -> Row:
+    """The row of ``returns``."""
+    return {"lineage": record.lineage, "report": msgspec.json.encode(record).decode()}
+
+
+def read_return(row: Row) -> ReturnRecord:
+    """The record of a row."""
+    return msgspec.json.decode(row["report"], type=ReturnRecord)

@@ -42,6 +42,7 @@ RUNS: Final = Table(
     Column("drain_until_s", Double),
     Column("policy_version", BigInteger),
     Column("policy_applied", BigInteger, nullable=False),
+    Column("policy_before", BigInteger),
     Column("next_step", BigInteger, nullable=False),
     Column("next_lease_index", BigInteger, nullable=False),
     Column("next_ready_index", BigInteger, nullable=False),
@@ -155,5 +156,12 @@ FILES: Final = Table(  # given up: never held again; ``is_pending`` until the de
     Column("is_pending", Boolean, nullable=False),
     Index("files_by_version", "run_id", "policy_version"),
 )
+RETURNS: Final = Table(  # times that the trainer went back, and what it did not get again
+    "returns",
+    METADATA,
+    _run(),
+    Column("lineage", BigInteger, primary_key=True, autoincrement=False),
+    Column("report", Text, nullable=False),
+)
 # What belongs to the run and is wiped with it; who leads stays.
-OF_RUN: Final = (RUNS, SAVES, LEASES, ROLLOUTS, BODIES, GROUPS, MEMBERS, STEPS, FILES)
+OF_RUN: Final = (RUNS, SAVES, LEASES, ROLLOUTS, BODIES, GROUPS, MEMBERS, STEPS, FILES, RETURNS)

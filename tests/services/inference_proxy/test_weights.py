@@ -110,6 +110,17 @@ async def test_an_older_version_touches_no_engine() -> None:
     assert engine.admin_calls == []
 
 
+async def test_older_weights_on_purpose_take_out_who_did_not_get_them() -> None:
+    engines = {"e0": StubEngine(), "e1": StubEngine()}
+    async with running(engines, policy_version=5) as proxy:
+        await proxy.http.post("/v1/engines/e1/eject")
+        report = (await proxy.http.post(PATH, json={**FOLDER, "force": True})).json()
+        assert (report["applied"], report["updated"], report["left_out"]) == (1, ["e0"], ["e1"])
+        view = (await views(proxy))["e1"]
+        assert not view["is_serving"]
+        assert "has v5, given up for v1" in view["why_out"]
+
+
 @pytest.mark.parametrize(
     "body",
     [

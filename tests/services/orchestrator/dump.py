@@ -18,7 +18,8 @@ def dump(book: Book) -> dict[str, Any]:
     groups, retention = book.groups, book.retention
     return {
         "run": book.run,
-        "policy": (book.policy_version, book.policy_applied),
+        "policy": (book.policy_version, book.policy_applied, book.policy_before),
+        "returns": book.returns,
         "next": (book.next_step, book.next_lease_index, book.next_ready_index),
         "leases": list(book.leases.items()),
         "open_leases": list(book.open_leases.items()),

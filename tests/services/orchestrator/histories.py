@@ -7,11 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from services.kit.problems import Problem
-from services.orchestrator import collecting, ending, leasing, stepping
+from services.orchestrator import collecting, ending, going_back, leasing, stepping
 from services.orchestrator.book import Book, Rules
 from services.orchestrator.collecting import Delivery
+from services.orchestrator.going_back import Remains
 from services.orchestrator.leasing import LeaseRequest
 from services.orchestrator.records import Change, DropReason, Lease, Tally
+from services.orchestrator.returning import files_of
+from sideband.batch.types import Sample
 from sideband.ids import GroupId, LeaseId, RolloutId, SessionId
 from sideband.testing.batches import make_sample
 from tests.services.orchestrator.test_book import RULES, file_of, sample_of
@@ -22,7 +25,9 @@ HARD_TEXTS = ("", "math", "a\x00b", "naïve ✓ \U0001f600", 'quote " \\ and \n 
 class SeededHistory:
     """One book and a stream of sealed changes."""
 
-    def __init__(self, seed: int, rules: Rules = RULES) -> None:
+    def __init__(self, seed: int, rules: Rules = RULES, *, returns: int = 0) -> None:
+        self.returns = returns  # how likely the trainer goes back
+        self.bodies: dict[RolloutId, tuple[Sample, ...]] = {}
         self.random = random.Random(seed)
         self.book = Book(rules)
         self.now_s = 1000.0
@@ -34,6 +39,7 @@ class SeededHistory:
         yield self._decide(lambda c: stepping.apply_policy(self.book, c, 0))
         acts = [self.lease] * 4 + [self.deliver] * 6 + [self.build] * 3 + [self.commit] * 2
         acts += [self.apply, self.apply, self.wait, self.renew, self.abort, self.remove]
+        acts += [self.go_back] * self.returns
         for _ in range(count):
             yield from self.random.choice(acts)()
 
@@ -41,6 +47,7 @@ class SeededHistory:
         change = Change()
         with contextlib.suppress(Problem):
             decide(change)
+        self.bodies |= change.bodies
         self.book.seal(change)
         return change
 
@@ -137,6 +144,27 @@ class SeededHistory:
         yield change
         if change.delete_files and self.random.random() < 0.7:
             yield self._decide(lambda c: c.files_deleted.extend(change.delete_files))
+
+    def go_back(self) -> Iterator[Change]:
+        """The trainer restarts from an earlier checkpoint, and its engines with it."""
+        last = going_back.committed_step(self.book)
+        step = self.random.randint(max(0, last - 2), last)
+        steps = going_back.steps_after(self.book, step)
+        names = [name for some in steps.values() for name in some]
+        files = {name: files_of(self.bodies[name]) for name in names}
+        named = sorted(frozenset[str]().union(*files.values()))
+        lost = frozenset(self.random.sample(named, k=min(len(named), self.random.choice([0, 1]))))
+        remains = Remains(
+            steps=steps,
+            files=files,
+            files_missing=lost,
+            samples={name: self.bodies[name] for name in names},
+        )
+        yield self._decide(
+            lambda c: going_back.go_back(self.book, c, step=step, remains=remains, now_s=self.now_s)
+        )
+        self.shipped = sorted(n for n in self.book.open_steps if n > step)
+        yield self._decide(lambda c: stepping.apply_policy(self.book, c, step))
 
     def apply(self) -> Iterator[Change]:
         """Engines apply what is committed; they may fall back."""

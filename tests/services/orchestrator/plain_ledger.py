@@ -65,6 +65,12 @@ class PlainLedger:
             files={
                 row["file"]: bool(row["is_pending"]) for row in self.tables[tables.FILES].values()
             },
+            returns=[
+                rows.read_return(row)
+                for row in sorted(
+                    self.tables[tables.RETURNS].values(), key=lambda row: int(row["lineage"])
+                )
+            ],
             saved_s=self.saved_s,
         )
 

@@ -74,6 +74,8 @@ class StubFeed:
     is_down: bool = False
     has_ended: bool = False
     instance: str = "feed-1"
+    lineage: int = 0
+    told: list[dict[str, int]] = field(default_factory=list)  # that the trainer went back
     restarts_before_put: bool = False
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
@@ -98,10 +100,15 @@ class StubFeed:
             return httpx.Response(201, json={})
         if path == "/v1/steps":
             steps = [{"step": step} for step in self.held]
-            return httpx.Response(200, json={"feed_instance": self.instance, "steps": steps})
+            body = {"feed_instance": self.instance, "steps": steps, "lineage": self.lineage}
+            return httpx.Response(200, json=body)
+        if path == "/v1/lineage":
+            self.go_back(json.loads(request.content))
+            return httpx.Response(200, json={})
         if path == "/v1/acknowledgements":
             body = {
                 "run_id": self.run_id,
+                "lineage": self.lineage,
                 "committed_step": self.committed_step,
                 "failed": self.failed,
                 "ranks": [
@@ -121,8 +128,16 @@ class StubFeed:
 
     def forget(self) -> None:
         """The feed is started anew and knows nothing."""
-        self.held, self.committed_step = set(), None
+        self.held, self.committed_step, self.lineage = set(), None, 0
         self.instance = f"feed-{int(self.instance.removeprefix('feed-')) + 1}"
+
+    def go_back(self, told: dict[str, int]) -> None:
+        """The trainer went back: later steps and commits are void."""
+        self.told.append(told)
+        committed, step = self.committed_step, told["step"]
+        self.forget()
+        self.lineage, self.has_ended = told["lineage"], False
+        self.committed_step = None if committed is None else min(committed, step)
 
 
 @dataclass

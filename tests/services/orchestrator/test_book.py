@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from services.kit.problems import Problem
-from services.orchestrator import collecting, ending, leasing, stepping
+from services.orchestrator import collecting, ending, going_back, leasing, stepping
 from services.orchestrator.book import Book, Rules
 from services.orchestrator.collecting import Delivery
+from services.orchestrator.history import ReturnRecord
 from services.orchestrator.leasing import LeaseRequest
 from services.orchestrator.lifecycle import Phase
 from services.orchestrator.membership import StepSize
 from services.orchestrator.records import Change, DropReason, Lease, RolloutState, StepState, Tally
+from services.orchestrator.returning import files_of
 from sideband.batch.types import Sample
 from sideband.ids import GroupId, LeaseId, RolloutId, RunId
 from sideband.segments import PayloadSegment
@@ -78,18 +80,21 @@ class History(RuleBasedStateMachine):
             )
         )
         self.now_s = 0.0
+        self.bodies: dict[RolloutId, tuple[Sample, ...]] = {}  # as delivered
         self.disk: set[str] = set()
         self.deleted: set[str] = set()  # given up, so to be deleted once
         self.left: set[str] = set()  # garbage that may still lie there
         self.count = 0
         self.to_rank: dict[int, frozenset[str]] = {}  # built, not committed: files a rank reads
         self.to_apply: dict[int, frozenset[str]] = {}  # built, v(step) not applied
+        self.indices: dict[RolloutId, int] = {}  # of dispatch
         self.order: list[int] = []  # dispatch indices in the order in which they were packed
         self.act(lambda change: stepping.apply_policy(self.book, change, 0))
 
     def act(self, decide: Any) -> Any:
         change = Change()
         outcome = decide(change)
+        self.bodies |= change.bodies
         self.decided(change)
         assert len(set(change.delete_files)) == len(change.delete_files), "deleted once"
         for file in change.delete_files:
@@ -206,6 +211,7 @@ class History(RuleBasedStateMachine):
         for rollout in draft.rollouts:
             assert (draft.step - 1) - rollout.policy_version <= self.book.rules.max_off_policy_steps
             self.order.append(rollout.index)
+            self.indices[rollout.rollout_id] = rollout.index
         self.to_rank[draft.step] = self.to_apply[draft.step] = draft.files
         assert draft.files <= self.disk
         built = stepping.Built(body=b"body", digest="d", micro_batches=1)
@@ -226,8 +232,59 @@ class History(RuleBasedStateMachine):
         """
         committed = min(self.to_rank, default=self.book.next_step) - 1
         version = max(0, min(committed - behind, self.book.next_step - 1))
-        self.to_apply = {s: files for s, files in self.to_apply.items() if s > version}
+        if self.book.policy_before is None or version < self.book.policy_before:
+            self.to_apply = {s: files for s, files in self.to_apply.items() if s > version}
         self.act(lambda c: stepping.apply_policy(self.book, c, version))
+
+    @rule(data=st.data(), is_far=st.booleans(), loses=st.sampled_from([0, 0, 1, 3]))
+    def go_back(self, data: st.DataObject, is_far: bool, loses: int) -> None:
+        """The trainer restarts from an earlier checkpoint; the disk may have lost some files."""
+        first, last = self.book.rules.first_step - 1, going_back.committed_step(self.book)
+        step = first if is_far else data.draw(st.integers(first, last))
+        steps = going_back.steps_after(self.book, step)
+        files = {n: files_of(self.bodies[n]) for names in steps.values() for n in names}
+        at_risk = sorted(frozenset[str]().union(*files.values()))
+        lost = set(data.draw(st.permutations(at_risk))[:loses])
+        self.disk -= lost
+        whole = {
+            number: tuple(n for n in names if not files[n] & lost)
+            for number, names in steps.items()
+        }
+        remains = going_back.Remains(
+            steps=steps,
+            files=files,
+            files_missing=frozenset(lost),
+            samples={name: self.bodies[name] for names in steps.values() for name in names},
+        )
+        gap = next(n for n in range(step + 1, self.book.next_step + 1) if not whole.get(n))
+
+        def decide(change: Change) -> ReturnRecord:
+            record = going_back.go_back(
+                self.book, change, step=step, remains=remains, now_s=self.now_s
+            )
+            kept = {n: frozenset[str]().union(*(files[r] for r in whole[n])) for n in again(gap)}
+            before = {n: files for n, files in self.to_apply.items() if n <= step}
+            self.to_rank, self.to_apply = dict(kept), {**before, **kept}
+            return record
+
+        def again(gap: int) -> list[int]:
+            return [number for number in steps if number < gap]
+
+        record = self.act(decide)
+        assert sorted([*record.steps_again, *record.steps_reduced]) == again(gap)
+        assert all(self.book.steps[n].rollout_ids == whole[n] for n in again(gap))
+        moved = {n for number in record.steps_moved for n in whole[number]}
+        assert moved == {n for number, names in whole.items() if number >= gap for n in names}
+        assert all(self.book.held[name].state is RolloutState.READY for name in moved)
+        dropped = {n for names in steps.values() for n in names} - moved
+        dropped -= {n for number in again(gap) for n in whole[number]}
+        assert dropped <= set(record.rollouts_dropped), "all that is dropped is listed"
+        assert self.book.next_step == (
+            gap if gap in range(step + 1, record.last_step + 1) else record.last_step + 1
+        )
+        unpacked = [name for number, names in steps.items() if number >= gap for name in names]
+        indices = {self.indices[name] for name in unpacked}
+        self.order = [index for index in self.order if index not in indices]
 
     @rule(passed_s=st.sampled_from([1.0, 20.0, 40.0]))
     def wait(self, passed_s: float) -> None:
@@ -269,6 +326,9 @@ class History(RuleBasedStateMachine):
         """Whatever was done, a drain ends the run."""
         run = self.book.run.draining(leases_until_s=self.now_s, drain_until_s=self.now_s + 1e6)
         self.act(lambda c: ending.set_run(self.book, c, run, self.now_s))
+        if self.book.policy_before is not None:  # the engines get the weights of the checkpoint
+            step, lineage = self.book.returns[-1].step, self.book.lineage
+            self.act(lambda c: stepping.apply_policy(self.book, c, step, lineage=lineage))
         for _ in range(60):
             self.wait(1.0)
             self.build()

@@ -75,6 +75,7 @@ def facts(records: Records | None) -> dict[str, Any]:
         "members": sorted(records.members, key=lambda member: (member.group_id, member.index)),
         "steps": [step_facts(record) for record in records.steps],
         "files": records.files,
+        "returns": records.returns,
     }
 
 
@@ -84,13 +85,15 @@ async def test_a_ledger_keeps_what_was_committed_and_nothing_else(
     open_one: Open, seed: int, history_max: int
 ) -> None:
     plain, ledger = PlainLedger(), await open_one()
-    history = SeededHistory(seed, replace(RULES, history_max=history_max))
+    rules = replace(RULES, history_max=history_max, steps_kept=seed)
+    history = SeededHistory(seed, rules, returns=seed)
     assert await ledger.load() is None
     # Many decisions in one commit, as under load.
     for changes in batched(history.changes(250), 1 + seed * 7):
         plain.apply(changes)
         await ledger.commit(changes)
     assert history.book.next_step > 4, "the history got somewhere"
+    assert bool(history.book.returns) is bool(seed)
     assert facts(await ledger.load()) == facts(plain.records())
     kept = plain.bodies.keys()
     found = await ledger.samples([*kept, *history.book.rollouts])

@@ -89,6 +89,25 @@ class Model(RuleBasedStateMachine):
         self.close()
         self.delete(self.retention.apply(version))
 
+    @rule(step=st.integers(0, 60))
+    def go_back(self, step: int) -> None:
+        """What is not closed must be committed and applied again."""
+        self.applied = min(self.applied, step)
+        self.unfinished |= {n: False for n in self.unfinished if n > step}
+        self.retention.go_back(step)
+
+    @rule(step=steps, target=holders, files=FILES)
+    def unpack(self, step: int, files: frozenset[str]) -> str:
+        """A step is none any more; a rollout of it keeps some of its files."""
+        name = f"rollout {step}.back"
+        if step not in self.unfinished or name in self.named:
+            return name
+        self.named[name] = self.named[f"step {step}"] & files
+        assert self.retention.hold(_holder(name), self.named[name]) == []
+        del self.unfinished[step], self.named[f"step {step}"]
+        self.delete(self.retention.undo(step))
+        return name
+
     def close(self) -> None:
         for step, is_acknowledged in list(self.unfinished.items()):
             if is_acknowledged and step <= self.applied:

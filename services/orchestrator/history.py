@@ -1,0 +1,27 @@
+"""What a run looks back on. Pure data."""
+
+from dataclasses import dataclass
+
+from sideband.ids import RolloutId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReturnRecord:
+    """The trainer went back to ``step``. All that it does not get again is named.
+
+    ``lineage`` counts such times from 1. ``steps_again`` keep number and content, ``steps_reduced``
+    keep their number without what is gone; of ``steps_gone`` nothing is left, and ``steps_moved``
+    lay behind one of those: their rollouts are packed again, in order, under lower numbers.
+    ``rollouts_dropped`` are those that are not trained again.
+    """
+
+    lineage: int
+    step: int
+    returned_s: float
+    last_step: int  # the last that was built before
+    steps_again: tuple[int, ...]
+    steps_reduced: tuple[int, ...]
+    steps_moved: tuple[int, ...]
+    steps_gone: tuple[int, ...]
+    rollouts_dropped: tuple[RolloutId, ...]
+    files_missing: tuple[str, ...]

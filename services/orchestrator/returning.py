@@ -1,0 +1,115 @@
+"""Takes the trainer back: looks at what is left of later steps, decides, tells the feed."""
+
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from services.orchestrator import going_back
+from services.orchestrator.errors import RETRY_SOON, LedgerUnavailable
+from services.orchestrator.feed_client import FeedClient
+from services.orchestrator.going_back import Remains
+from services.orchestrator.history import ReturnRecord
+from services.orchestrator.ledger import LedgerError
+from services.orchestrator.resuming import missing_files
+from services.orchestrator.return_errors import NotDurable, StepsMoving
+from services.orchestrator.service import Orchestrator
+from sideband.batch.types import Sample
+from sideband.ids import RolloutId
+from sideband.segments import PayloadSegment
+
+ATTEMPTS_MAX: Final = 5  # steps may be committed or closed while their files are looked at
+log = structlog.get_logger(__name__)
+
+
+async def go_back(service: Orchestrator, *, step: int, lineage: int | None) -> ReturnRecord:
+    """The trainer restarts from ``step``. With ``lineage`` (the next one) a repeat changes nothing.
+
+    Raises NotDurable, LineageConflict, StepNotCommitted, RunEnded, RunStopped, StepsMoving,
+    LedgerUnavailable.
+    """
+    book = service.book
+    if not service.ledger.is_durable:
+        raise NotDurable("A ledger in memory keeps no samples of steps that were trained.")
+    for _ in range(ATTEMPTS_MAX):
+        record = going_back.known(book, step=step, lineage=lineage)
+        if record is not None:
+            await service.settled()
+            return record
+        remains = await _remains(service, step)
+        if remains.steps != going_back.steps_after(book, step):
+            continue
+        with service.decision() as change:
+            if going_back.known(book, step=step, lineage=lineage) is None:
+                record = going_back.go_back(
+                    book, change, step=step, remains=remains, now_s=service.clock_s()
+                )
+        if record is None:
+            continue  # another request of the same did it
+        await service.commit(change)
+        _say(record)
+        return record
+    raise StepsMoving("Steps are committed faster than looked at.", headers=RETRY_SOON)
+
+
+async def _remains(service: Orchestrator, step: int) -> Remains:
+    """What is left of the steps after ``step``; the samples of one step at a time are in memory."""
+    steps = going_back.steps_after(service.book, step)
+    files: dict[RolloutId, frozenset[str]] = {}
+    for names in steps.values():
+        found = await _samples(service, names)
+        files |= {name: files_of(samples) for name, samples in found.items()}
+    missing: frozenset[str] = frozenset()
+    if service.files is not None:
+        named = sorted(frozenset[str]().union(*files.values()))
+        missing = frozenset(await missing_files(service.files, named))
+    remains = Remains(steps=steps, files=files, files_missing=missing)
+    gap = going_back.first_gap(service.book, step, remains)
+    behind = [name for number, names in steps.items() if number >= gap for name in names]
+    return replace(remains, samples=await _samples(service, tuple(behind)))
+
+
+async def _samples(
+    service: Orchestrator, names: tuple[RolloutId, ...]
+) -> dict[RolloutId, tuple[Sample, ...]]:
+    try:
+        return dict(await service.ledger.samples(names))
+    except LedgerError as exc:
+        service.journal.give_up(str(exc))
+        raise LedgerUnavailable("The ledger cannot be read.", headers=RETRY_SOON) from exc
+
+
+def files_of(samples: tuple[Sample, ...]) -> frozenset[str]:
+    """Every payload file that a rank reads for these."""
+    return frozenset(
+        segment.file
+        for sample in samples
+        for segment in sample.segments
+        if isinstance(segment, PayloadSegment)
+    )
+
+
+def _say(record: ReturnRecord) -> None:
+    is_whole = not record.steps_gone and not record.rollouts_dropped
+    (log.info if is_whole else log.error)(
+        "trainer_went_back",
+        lineage=record.lineage,
+        step=record.step,
+        steps_again=record.steps_again,
+        steps_reduced=record.steps_reduced,
+        steps_moved=record.steps_moved,
+        steps_gone=record.steps_gone,
+        rollouts_dropped=record.rollouts_dropped[:100],
+        files_missing=len(record.files_missing),
+    )
+
+
+async def tell_feed(service: Orchestrator, feed: FeedClient) -> None:
+    """See to it that the feed knows the last time. Raises FeedCallFailed."""
+    returns = service.book.returns
+    if not returns or service.feed_lineage == returns[-1].lineage:
+        return
+    await service.settled()
+    last = service.book.next_step - 1
+    await feed.go_back(lineage=returns[-1].lineage, step=returns[-1].step, last_step=last)
+    service.feed_lineage = returns[-1].lineage
