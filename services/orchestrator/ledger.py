@@ -8,6 +8,7 @@ throws it away and begins again from what the ledger has.
 LedgerError
 ├── LedgerFailed        it did not answer, refused, or its disk is full: nothing is known to be kept
 ├── LedgerInUse         another process has the embedded ledger open
+├── LedgerMisplaced     an embedded ledger where a lock keeps no other host out
 └── LeadershipLost      another orchestrator leads the run
 """
 
@@ -31,6 +32,10 @@ class LedgerFailed(LedgerError):
 
 class LedgerInUse(LedgerError):
     """The embedded ledger serves one process at a time."""
+
+
+class LedgerMisplaced(LedgerError):
+    """Two orchestrators on two hosts could write an embedded ledger there, and ruin it."""
 
 
 class LeadershipLost(LedgerError):

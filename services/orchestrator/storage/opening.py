@@ -1,8 +1,8 @@
 """Opens the ledger that a URL names: connects, migrates, takes the leadership.
 
-``sqlite:///<absolute path>`` is the embedded one. It is opened for one process alone: no shared
-memory file is needed then, so that it works on a network filesystem too. ``postgresql://…`` is
-shared: one orchestrator leads, others wait.
+``sqlite:///<absolute path>`` is the embedded one. It is opened for one process alone, by a file
+lock: no shared memory file is needed then, so that it works on a network filesystem whose locks
+are the server's. ``postgresql://…`` is shared: one orchestrator leads, others wait.
 """
 
 import asyncio
@@ -11,19 +11,29 @@ import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
+import structlog
 from sqlalchemy import Connection, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from services.orchestrator.ledger import InMemoryLedger, Ledger, LedgerError, LedgerInUse
+from services.orchestrator.ledger import (
+    InMemoryLedger,
+    Ledger,
+    LedgerError,
+    LedgerInUse,
+    LedgerMisplaced,
+)
 from services.orchestrator.storage.leadership import Leadership
 from services.orchestrator.storage.ledger import SqlLedger, translated
 from services.orchestrator.storage.migrate import migrate
+from sideband.mounts import Locks, Mount, mount_of
 
+log = structlog.get_logger(__name__)
 MEMORY: Final = "memory"
 DRIVER_END_S: Final = 0.05
 DRIVERS: Final = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
@@ -62,11 +72,22 @@ def url_problem(url: str) -> str | None:
     return None
 
 
-async def open_ledger(place: LedgerPlace, *, clock_s: Callable[[], float] = time.time) -> Ledger:
-    """The ledger, led by this process. Raises LedgerInUse, LedgerFailed, LeadershipLost."""
+async def open_ledger(
+    place: LedgerPlace,
+    *,
+    clock_s: Callable[[], float] = time.time,
+    mount_at: Callable[[Path], Mount] = mount_of,
+) -> Ledger:
+    """The ledger, led by this process.
+
+    Raises LedgerInUse, LedgerMisplaced, LedgerFailed, LeadershipLost.
+    """
     if place.url == MEMORY:
         return InMemoryLedger()
     engine = _engine(place)
+    if engine.dialect.name == "sqlite":
+        file = Path(str(engine.url.database))
+        check_place(file, await asyncio.to_thread(mount_at, file.parent))
     try:
         connection = await _connected(engine, place)
         leadership = None
@@ -92,6 +113,19 @@ async def open_ledger(place: LedgerPlace, *, clock_s: Callable[[], float] = time
     return ledger
 
 
+def check_place(file: Path, mount: Mount) -> None:
+    """Refuse an embedded ledger where a second host could open it too. Raises LedgerMisplaced."""
+    facts = {"ledger": str(file), "mount": mount.point, "filesystem": mount.kind}
+    if mount.locks is Locks.LOCAL:
+        raise LedgerMisplaced(
+            f"{file} lies on {mount.point} ({mount.kind}), which is mounted so that file locks "
+            "are not seen by other hosts: mount it with the server's locks, put the ledger on a "
+            "local disk, or use PostgreSQL"
+        )
+    if mount.locks is Locks.UNKNOWN:
+        log.warning("ledger_locks_unknown", **facts, ask="sideband doctor, on two hosts")
+
+
 def _engine(place: LedgerPlace) -> AsyncEngine:
     url = make_url(place.url)
     is_embedded = url.drivername == "sqlite"
@@ -103,7 +137,10 @@ def _engine(place: LedgerPlace) -> AsyncEngine:
             "server_settings": {"synchronous_commit": "on", "application_name": "sideband"},
         }
     engine = create_async_engine(
-        url.set(drivername=DRIVERS[url.drivername]), poolclass=NullPool, connect_args=arguments
+        url.set(drivername=DRIVERS[url.drivername]),
+        poolclass=NullPool,
+        connect_args=arguments,
+        hide_parameters=True,  # rows belong into no log
     )
     if is_embedded:
         event.listen(engine.sync_engine, "connect", _on_connect)

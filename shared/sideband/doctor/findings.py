@@ -45,6 +45,7 @@ def findings_of(report: Report, retry: RetryPlan | None = None) -> list[Finding]
         _rename(report),
         _reading(report),
         _deletion(report),
+        _lock(report),
         _clocks(report),
     ]
 
@@ -142,6 +143,17 @@ def _deletion(report: Report) -> Finding:
         return Finding(what, "works", Level.GOOD, "an open file stays readable")
     words = "Sideband deletes no file that a rank still needs; a late reader gets a named error"
     return Finding(what, report.hold.error, Level.GOOD, words)
+
+
+def _lock(report: Report) -> Finding:
+    what = "a lock refuses the other side"
+    if not report.lock.error:
+        return Finding(what, "works", Level.GOOD, "the embedded ledger may lie here")
+    words = (
+        "payload files need no locks, but an embedded ledger does: set "
+        "SIDEBAND_ORCHESTRATOR_LEDGER_URL to a local disk, or to PostgreSQL"
+    )
+    return Finding(what, report.lock.error, Level.REMARK, words)
 
 
 def _clocks(report: Report) -> Finding:

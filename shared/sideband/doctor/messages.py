@@ -12,7 +12,9 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """The leader asks for one probe, about ``file``: echo, fresh, watch, read, hold, end."""
+    """The leader asks for one probe, about ``file``: echo, fresh, watch, read, hold, lock,
+    end.
+    """
 
     op: str
     sent_s: float
@@ -66,6 +68,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     read: Reply
     read_bytes: int
     hold: Reply
+    lock: Reply
 
     @property
     def is_one_host(self) -> bool:

@@ -41,21 +41,6 @@ def boot_id() -> str:
         return socket.gethostname()
 
 
-def filesystem_of(path: Path) -> str:
-    """Type of the mount that ``path`` lies on, as the kernel names it; "unknown" off Linux."""
-    try:
-        mounts = Path("/proc/self/mounts").read_text().splitlines()
-    except FileNotFoundError:
-        return "unknown"
-    best, kind = -1, "unknown"
-    for line in mounts:
-        _, point, found, *_ = line.split(" ")
-        point = point.replace("\\040", " ")
-        if path.resolve().is_relative_to(point) and len(point) >= best:
-            best, kind = len(point), found
-    return kind
-
-
 def sealed(serial: int, size_bytes: int) -> bytes:
     """Contents that say by themselves whether they are whole."""
     body = random.Random(serial).randbytes(size_bytes - DIGEST_BYTES)

@@ -1,6 +1,5 @@
-"""The two sides of a visit: the leader asks, the follower does and answers. Blocking."""
+"""A visit from the leader's side: it asks for each probe in turn; ``following.py`` answers."""
 
-import errno
 import os
 import random
 import threading
@@ -12,18 +11,19 @@ from typing import Final
 import xxhash
 
 from sideband.doctor.errors import DoctorError, FolderUnusable
-from sideband.doctor.meeting import POLL_S, Meeting, publish
+from sideband.doctor.following import REPLY_TIMEOUT_S, WATCH_S, follow, measured
+from sideband.doctor.locks import locked
+from sideband.doctor.meeting import Meeting, publish
 from sideband.doctor.messages import Echo, Reply, Report, Request, Side
-from sideband.doctor.probes import Watched, filesystem_of, read_checked, sealed, side_of
+from sideband.doctor.probes import sealed
+from sideband.mounts import mount_of
 
 ECHOES: Final = 10
 ECHOES_S: Final = 30.0  # a name asked for too early may take an attribute cache's life
 FRESH: Final = 5
-WATCH_S: Final = 3.0
 RENAME_PAUSE_S: Final = 0.01
 SEALED_BYTES: Final = 64 << 10
 READ_BYTES: Final = 64 << 20
-REPLY_TIMEOUT_S: Final = 60.0  # the slowest attribute cache in use holds for 60 s
 
 Progress = Callable[[str], None]
 
@@ -70,7 +70,7 @@ def visit_alone(root: Path, *, say: Progress) -> Report:
 def lead(meeting: Meeting, *, meet_timeout_s: float, say: Progress) -> Report:
     """Ask for every probe in turn. Raises DoctorError."""
     say("write, fsync, rename")
-    own = _side(meeting)
+    own = measured(meeting)
     meeting.post("side-lead", own)
     say("waiting for the other side")
     other = meeting.wait("side-follow", Side, timeout_s=meet_timeout_s)
@@ -85,17 +85,20 @@ def lead(meeting: Meeting, *, meet_timeout_s: float, say: Progress) -> Report:
     read = asked.for_read()
     say("read a file that was deleted")
     hold = asked.for_hold()
+    say("lock a file of the other side")
+    lock = asked.for_lock()
     asked.end()
     return Report(
         lead=own,
         follow=other,
-        filesystem=filesystem_of(meeting.folder),
+        filesystem=mount_of(meeting.folder).kind,
         fresh=fresh,
         echoes=echoes,
         watch=watch,
         read=read,
         read_bytes=READ_BYTES,
         hold=hold,
+        lock=lock,
     )
 
 
@@ -167,6 +170,16 @@ class _Asked:
         self._meeting.post(f"gone-{self._serial}", Request(op="gone", sent_s=time.time()))
         return self._reply()
 
+    def for_lock(self) -> Reply:
+        """As the embedded ledger does: whoever comes second must be refused."""
+        self._meeting.publish("locked", b"-")
+        try:
+            with locked(self._meeting.own / "locked"):
+                return self._ask(Request(op="lock", sent_s=time.time(), file="locked"))
+        except OSError as exc:
+            now_s = time.time()
+            return Reply(received_s=now_s, replied_s=now_s, error=exc.strerror or str(exc))
+
     def end(self) -> None:
         self._ask(Request(op="end", sent_s=time.time()))
 
@@ -182,74 +195,3 @@ class _Asked:
         return self._meeting.wait(
             f"reply-{self._serial}", Reply, timeout_s=REPLY_TIMEOUT_S + WATCH_S
         )
-
-
-def follow(meeting: Meeting, *, meet_timeout_s: float) -> None:
-    """Answer until the leader ends the visit. Raises DoctorError."""
-    meeting.wait("side-lead", Side, timeout_s=meet_timeout_s)
-    meeting.post("side-follow", _side(meeting))
-    serial = 0
-    while True:
-        serial += 1
-        request = meeting.wait(f"request-{serial}", Request, timeout_s=REPLY_TIMEOUT_S + WATCH_S)
-        received_s = time.time()
-        reply = _answer(meeting, request, serial, received_s)
-        meeting.post(f"reply-{serial}", reply)
-        if request.op == "end":
-            return
-
-
-def _answer(meeting: Meeting, request: Request, serial: int, received_s: float) -> Reply:
-    path = meeting.others / request.file
-    seen = Watched(path)
-    seconds, error = 0.0, ""
-    try:
-        if request.op == "watch":
-            deadline = time.monotonic() + request.duration_s
-            while time.monotonic() < deadline:
-                seen.look()
-        elif request.op == "fresh":
-            seconds = _seconds_until_whole(seen)
-        elif request.op == "read":
-            seconds = read_checked(path, request.size_bytes, request.checksum)
-        elif request.op == "hold":
-            _read_deleted(meeting, path, serial)
-    except OSError as exc:
-        error = f"{exc.strerror} (errno {exc.errno})"
-    return Reply(
-        received_s=received_s,
-        replied_s=time.time(),
-        reads=seen.reads,
-        torn=seen.torn,
-        missing=seen.missing,
-        stale=seen.stale,
-        seconds=seconds,
-        error=error,
-    )
-
-
-def _seconds_until_whole(seen: Watched) -> float:
-    """How long until the file is read whole. Raises OSError (ETIMEDOUT)."""
-    pause, begin = threading.Event(), time.monotonic()
-    while seen.reads == seen.torn:
-        if time.monotonic() - begin > REPLY_TIMEOUT_S:
-            raise OSError(errno.ETIMEDOUT, "an announced file did not appear")
-        if not seen.look():
-            pause.wait(POLL_S)
-    return time.monotonic() - begin
-
-
-def _read_deleted(meeting: Meeting, path: Path, serial: int) -> None:
-    with open(path, "rb", buffering=0) as file:
-        now_s = time.time()
-        meeting.post(f"held-{serial}", Reply(received_s=now_s, replied_s=now_s))
-        meeting.wait(f"gone-{serial}", Request, timeout_s=REPLY_TIMEOUT_S)
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # ask the server, not a cache
-        file.read()
-
-
-def _side(meeting: Meeting) -> Side:
-    try:
-        return side_of(meeting.own, meeting.role)
-    except OSError as exc:
-        raise FolderUnusable(meeting.own, exc) from exc

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from sideband.cli import app as cli
 from sideband.cli import entry
-from sideband.doctor import probes, visit
+from sideband.doctor import following, probes, visit
 from sideband.feed.keys import read_pair
 from tests.unit.payload.support import make_root, write_one
 
@@ -32,7 +32,7 @@ def test_doctor_says_what_it_measured_and_the_verdict(tmp_path: Path) -> None:
 
 def test_doctor_exits_1_when_unfit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "is_whole", lambda content: False)
-    monkeypatch.setattr(visit, "REPLY_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(following, "REPLY_TIMEOUT_S", 0.3)
     done = RUNNER.invoke(cli.app, ["doctor", str(tmp_path)])
     assert done.exit_code == 1, done.output
     assert "NOT fit" in done.output

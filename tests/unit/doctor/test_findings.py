@@ -36,6 +36,7 @@ def report(**changes: object) -> Report:
         read=reply(seconds=0.1),
         read_bytes=64 << 20,
         hold=reply(),
+        lock=reply(),
     )
     return msgspec.structs.replace(base, **changes)
 
@@ -108,6 +109,12 @@ CASES = {
         "read a file that was deleted",
         Level.GOOD,
         "named",
+    ),
+    "a lock holds on one host only": Case(
+        {"lock": reply(error="a lock of the other side is not seen")},
+        "a lock refuses the other side",
+        Level.REMARK,
+        "PostgreSQL",
     ),
     "clocks apart": Case(
         {"echoes": [echo(travel_s=0.1, skew_s=-3.0)]}, "clocks differ by", Level.REMARK, "NTP"

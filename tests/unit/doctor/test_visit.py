@@ -1,14 +1,16 @@
 """The two sides on a real folder; what they say when the folder or a side is missing."""
 
 import errno
+import fcntl
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
 
-from sideband.doctor import probes, visit
+from sideband.doctor import following, locks, probes, visit
 from sideband.doctor.errors import DoctorError, FolderUnusable, MeetingTaken, PeerSilent
 from sideband.doctor.findings import Level, findings_of
 from sideband.doctor.meeting import Meeting, publish
@@ -33,6 +35,7 @@ def test_alone_it_measures_everything_and_leaves_nothing(tmp_path: Path) -> None
     assert len(report.echoes) == visit.ECHOES
     assert len(report.fresh) == visit.FRESH
     assert all(reply.reads == 1 and not reply.error for reply in report.fresh)
+    assert report.lock.error == "", "the second one was refused"
     assert len(report.lead.fsync_s) == 3
     assert all(echo.travel_s > 0 for echo in report.echoes)
     assert {finding.level for finding in findings_of(report)} <= {Level.GOOD, Level.REMARK}
@@ -157,10 +160,28 @@ def _raises(error: OSError) -> object:
 def test_an_announced_file_that_never_comes_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(visit, "REPLY_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(following, "REPLY_TIMEOUT_S", 0.02)
     with pytest.raises(TimeoutError, match="announced"):
-        visit._seconds_until_whole(probes.Watched(tmp_path / "absent"))
+        following._seconds_until_whole(probes.Watched(tmp_path / "absent"))
 
 
-def test_the_mount_is_the_deepest_one() -> None:
-    assert probes.filesystem_of(Path("/proc/self")) == "proc"
+def test_a_lock_that_nobody_else_sees_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "locked"
+    file.write_bytes(b"-")
+    with locks.locked(file):
+        locks.check_refused(file)
+        with pytest.raises(BlockingIOError), locks.locked(file):
+            pass
+    with pytest.raises(OSError, match="is not seen"):
+        locks.check_refused(file)
+    real = fcntl.fcntl
+
+    def without_locks(fd: int, command: int, argument: Any = 0) -> Any:
+        if command == fcntl.F_OFD_SETLK:
+            raise OSError(errno.ENOSYS, "Function not implemented")
+        return real(fd, command, argument)
+
+    monkeypatch.setattr(fcntl, "fcntl", without_locks)
+    assert visit.visit_alone(tmp_path, say=lambda _: None).lock.error == "Function not implemented"
