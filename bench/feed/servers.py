@@ -11,6 +11,7 @@ import zmq
 from bench.feed.workload import CP_SIZE, RANKS, FeedShape, bodies, feed_plan
 from sideband.feed.delivery import Delivery
 from sideband.feed.outgoing import outgoing_step
+from sideband.feed.ready import ReadyFrame
 from sideband.feed.server import FeedServer
 
 
@@ -47,7 +48,7 @@ def serve_raw(endpoint: str, ready_port: int, shape: FeedShape) -> None:
             router.close(linger=10_000)
 
 
-def _by_rank(shape: FeedShape) -> list[list[list[bytes]]]:
+def _by_rank(shape: FeedShape) -> list[list[list[ReadyFrame]]]:
     """The feed's own frames by step, rank and micro batch."""
     return [
         [

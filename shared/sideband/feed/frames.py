@@ -9,7 +9,7 @@ Errors: MalformedFrame, UnsupportedProtocol.
 import functools
 import struct
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -37,6 +37,7 @@ from sideband.segments import Field
 Frame = bytes | memoryview
 MAGIC: Final = b"SB"
 PREFIX_BYTES: Final = 4
+AnyFrame = TypeVar("AnyFrame")
 _SIZE: Final = struct.Struct("<I")
 
 
@@ -85,7 +86,7 @@ def encode_micro_batch(message: MicroBatchMessage, body: Frame) -> bytes:
     return b"".join((_PREFIXES[MicroBatchMessage], _SIZE.pack(len(header)), header, body))
 
 
-def with_release(frame: Frame, released: Place | None) -> list[Frame]:
+def with_release(frame: AnyFrame, released: Place | None) -> Sequence[AnyFrame | bytes]:
     """The frames of a micro batch that tells a release too, where there is one."""
     if released is None:
         return [frame]

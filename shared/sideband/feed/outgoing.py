@@ -11,6 +11,7 @@ from sideband.feed.codec import OpenStep, encode_chunks, open_step
 from sideband.feed.facts import StepFacts
 from sideband.feed.frames import encode_micro_batch
 from sideband.feed.messages import MicroBatchMessage
+from sideband.feed.ready import ReadyFrame, ready_frame
 from sideband.fields import FIELDS
 
 
@@ -19,7 +20,7 @@ class OutgoingStep:
     """``frames[dp_rank][index][cp_rank]`` is one micro batch, as it is sent."""
 
     facts: StepFacts
-    frames: tuple[tuple[tuple[bytes, ...], ...], ...]
+    frames: tuple[tuple[tuple[ReadyFrame, ...], ...], ...]
 
 
 def outgoing_step(body: bytes) -> OutgoingStep:
@@ -45,7 +46,7 @@ def outgoing_step(body: bytes) -> OutgoingStep:
     return OutgoingStep(facts, frames)
 
 
-def _frames(step: OpenStep, dp_rank: int, index: int) -> tuple[bytes, ...]:
+def _frames(step: OpenStep, dp_rank: int, index: int) -> tuple[ReadyFrame, ...]:
     """A frame for each CP rank. Its fields are those that the whole row carries."""
     batch = step.micro_batch(dp_rank, index)
     present = {segment.field for segment in batch.segments}
@@ -58,4 +59,4 @@ def _frames(step: OpenStep, dp_rank: int, index: int) -> tuple[bytes, ...]:
         model=step.model,
     )
     bodies = encode_chunks(batch, step.model, cp_size=step.cp_size, layout=step.layout)
-    return tuple(encode_micro_batch(message, body) for body in bodies)
+    return tuple(ready_frame(encode_micro_batch(message, body)) for body in bodies)

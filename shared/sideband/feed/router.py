@@ -14,12 +14,12 @@ from sideband.feed.curve import Doorman, HandshakeWatch
 from sideband.feed.frames import Frame
 from sideband.feed.keys import FeedKeys
 from sideband.feed.limits import HEADER_BYTES_MAX, PEER_QUEUE_MAX
+from sideband.feed.ready import ReadyFrame
 
 CLOSE_LINGER_MS: Final = 500  # last answers get out; a rank that is gone cannot hold us up
 # Plain integers: pyzmq's flags are enums, and joining two costs more than sending a short frame.
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
-_NO_COPY_BYTES_MIN: Final = 1 << 16  # below it a copy is cheaper than keeping the frame alive
 
 
 class Router:
@@ -59,7 +59,7 @@ class Router:
         except zmq.Again:
             return None
 
-    def send(self, connection: bytes, frames: Sequence[Frame]) -> bool:
+    def send(self, connection: bytes, frames: Sequence[Frame | ReadyFrame]) -> bool:
         """False when nobody is there any more, or does not take what is sent.
 
         Credit bounds what a rank has coming, far below the queue's bound: only a peer that asks
@@ -70,8 +70,7 @@ class Router:
             socket.send(connection, _MORE)
             for frame in frames[:-1]:
                 socket.send(frame, _MORE)
-            last = frames[-1]
-            socket.send(last, _NOBLOCK, copy=len(last) < _NO_COPY_BYTES_MIN)
+            socket.send(frames[-1], _NOBLOCK)
         except zmq.ZMQError as exc:
             if exc.errno not in {zmq.EHOSTUNREACH, zmq.EAGAIN}:
                 raise

@@ -8,7 +8,7 @@ comes, so that a message to a rank is bytes that are there. Tasks live in the ta
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,6 +27,7 @@ from sideband.feed.messages import (
 )
 from sideband.feed.observer import FeedObserver
 from sideband.feed.outgoing import OutgoingStep, outgoing_step
+from sideband.feed.ready import ReadyFrame
 from sideband.feed.router import Router
 from sideband.feed.waiting import blocking
 
@@ -248,7 +249,7 @@ class FeedServer:
     def _send(self, connection: bytes, header: Header) -> None:
         self._send_frames(connection, encode_message(header))
 
-    def _send_frames(self, connection: bytes, frames: list[Frame]) -> bool:
+    def _send_frames(self, connection: bytes, frames: Sequence[Frame | ReadyFrame]) -> bool:
         """False when nobody is there any more: the rank will say hello."""
         if self._router.send(connection, frames):
             return True

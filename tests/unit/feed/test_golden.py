@@ -4,6 +4,7 @@ A difference here is a new version of the format (docs/feed-protocol.md section 
 golden file. ``python -m tests.unit.feed.test_golden`` writes the files of a NEW version.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,7 @@ from sideband.batch.chunks import cut_chunk
 from sideband.feed.codec import decode_chunk, decode_step, encode_chunk, encode_step
 from sideband.feed.errors import UnsupportedProtocol
 from sideband.feed.frames import (
+    Frame,
     decode_message,
     encode_message,
     encode_micro_batch,
@@ -115,7 +117,7 @@ def golden_messages() -> bytes:
     """One line per message: its name and its frames in hexadecimal."""
     lines = []
     for name, header in MESSAGES.items():
-        frames = encode_message(header)
+        frames: Sequence[Frame] = encode_message(header)
         if isinstance(header, MicroBatchMessage):
             frames = with_release(encode_micro_batch(header, b"chunk"), header.released)
         lines.append(f"{name} {' '.join(bytes(frame).hex() for frame in frames)}\n")

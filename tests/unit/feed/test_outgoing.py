@@ -37,7 +37,7 @@ def test_every_message_is_the_chunk_of_its_rank(samples: list[Sample], plan: Pac
             for cp_rank in range(plan.cp_size):
                 chunk = cut_chunk(batch, cp_rank=cp_rank, cp_size=plan.cp_size, layout=plan.layout)
                 frame = outgoing.frames[dp_rank][index][cp_rank]
-                header, body = decode_message([frame], FROM_FEED)
+                header, body = decode_message([frame.buffer], FROM_FEED)
                 assert body == encode_chunk(chunk, WIDE_MODEL)
                 assert isinstance(header, MicroBatchMessage)
                 assert (header.run_id, header.step, header.index) == (step.run_id, 7, index)
