@@ -8,7 +8,7 @@ from services.kit.bodies import Closed
 from services.orchestrator.book import Book
 from services.orchestrator.ending import waiting_for
 from services.orchestrator.feed_client import Failure
-from services.orchestrator.history import ReturnRecord
+from services.orchestrator.history import PolicyRecord, ReturnRecord
 from services.orchestrator.resuming import Report
 from services.orchestrator.sweep import VersionPlan
 
@@ -123,6 +123,41 @@ class PolicyView(BaseModel):
     highest_applied: int = Field(
         description="The highest that was ever applied everywhere.", examples=[4]
     )
+
+
+class PastPolicy(BaseModel):
+    """A policy version, from when all serving engines had it."""
+
+    number: int = Field(description="Counts the changes from 0.", examples=[4])
+    policy_version: int = Field(
+        description="The least over the serving engines: v(s) is what step s yielded.", examples=[4]
+    )
+    lineage: int = Field(
+        description="How often the trainer had gone back: the same version of another lineage is "
+        "of other weights.",
+        examples=[0],
+    )
+    applied_s: float = Field(description="Since when, Unix time.", examples=[1767225600.0])
+    trained_s: float | None = Field(
+        description="When every rank had committed the step that yielded it; null for v0, and "
+        "where that was not known.",
+        examples=[1767225590.0],
+    )
+    source: Literal["push", "poll", "setting"] = Field(
+        description="Who said so: a push, the answer to a question to the proxy, the settings.",
+        examples=["push"],
+    )
+
+    @classmethod
+    def of(cls, record: PolicyRecord) -> Self:
+        """The view of a record."""
+        return cls.model_validate(record, from_attributes=True)
+
+
+class Policies(BaseModel):
+    """Policy versions that were served, the latest last."""
+
+    policy_versions: list[PastPolicy] = Field(description="Each of them.", examples=[[]])
 
 
 class DrainBody(Closed):

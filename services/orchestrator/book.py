@@ -7,16 +7,16 @@ Invariants: a rollout is held (waiting or ready) exactly while holder ``rollout 
 files; a step's files are held by ``step <s>`` before its rollouts let go; what ends, ends once.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-import numpy as np
 from msgspec import structs
 
+from services.orchestrator.advantages import advantaged
 from services.orchestrator.groups import GroupResult, Groups
-from services.orchestrator.history import ReturnRecord
+from services.orchestrator.history import PolicyRecord, ReturnRecord
 from services.orchestrator.lifecycle import Run
 from services.orchestrator.membership import StepSize
 from services.orchestrator.records import (
@@ -34,9 +34,6 @@ from services.orchestrator.records import (
 )
 from services.orchestrator.retention import Holder, Retention
 from services.orchestrator.staleness import is_stale
-from sideband.batch.columns import Runs
-from sideband.batch.rows import NEUTRAL_ADVANTAGE
-from sideband.batch.types import Sample
 from sideband.ids import LeaseId, RolloutId, RunId, SessionId
 
 
@@ -74,6 +71,7 @@ class Book:
         self.policy_version: int | None = None  # the least over the serving engines, now
         self.policy_applied = 0  # the highest that was ever applied everywhere
         self.policy_before: int | None = None  # of a lineage that was left, until engines leave it
+        self.policies: deque[PolicyRecord] = deque()  # that the engines served, the latest last
         self.returns: list[ReturnRecord] = []  # of the trainer, to earlier checkpoints
         self.leases: dict[LeaseId, Lease] = {}
         self.open_leases: dict[LeaseId, Lease] = {}
@@ -284,17 +282,3 @@ class Book:
         """The least policy version of open leases and held rollouts."""
         live: Iterable[Lease | Rollout] = (*self.open_leases.values(), *self.held.values())
         return min((item.policy_version for item in live), default=None)
-
-
-def with_advantage(sample: Sample, advantage: float) -> Sample:
-    """The sample with ``advantage`` on its trained tokens, as ``samples_of`` would have put it."""
-    column_T = np.where(
-        sample.loss_mask_T, np.float32(advantage), np.float32(NEUTRAL_ADVANTAGE)
-    ).astype(np.float32)
-    return replace(sample, advantages=Runs.of(column_T))
-
-
-def advantaged(rollout: Rollout, advantage: float) -> Rollout:
-    """The rollout with its group's advantage on every sample."""
-    samples = tuple(with_advantage(sample, advantage) for sample in rollout.samples)
-    return structs.replace(rollout, advantage=advantage, samples=samples)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
-from services.orchestrator.book import Book, advantaged
+from services.orchestrator.advantages import advantaged
+from services.orchestrator.book import Book
 from services.orchestrator.history import ReturnRecord
 from services.orchestrator.records import (
     Change,

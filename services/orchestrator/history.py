@@ -1,8 +1,28 @@
 """What a run looks back on. Pure data."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from sideband.ids import RolloutId
+
+PolicySource = Literal["push", "poll", "setting"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRecord:
+    """From ``applied_s`` on every serving engine had at least v(``policy_version``).
+
+    ``number`` counts such changes from 0; a version that falls is one too. v(s) is what step s of
+    the ``lineage`` yielded: ``trained_s`` is when every rank had committed it, None for v0, and
+    where that is not known (yet). ``source``: who said so.
+    """
+
+    number: int
+    policy_version: int
+    lineage: int
+    applied_s: float
+    trained_s: float | None
+    source: PolicySource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

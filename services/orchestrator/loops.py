@@ -93,7 +93,7 @@ async def poll_proxy(service: Orchestrator, proxy: ProxyClient) -> None:
             log.warning("proxy_poll_failed", error=str(exc))
         else:
             if pushes == service.pushes:  # else the answer may be older than the push
-                await service.set_policy_version(version)
+                await service.set_policy_version(version, "poll")
         await asyncio.sleep(service.settings.proxy_poll_s)
 
 

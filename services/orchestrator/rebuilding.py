@@ -10,7 +10,7 @@ from dataclasses import replace
 import structlog
 from msgspec import structs
 
-from services.orchestrator.book import advantaged
+from services.orchestrator.advantages import advantaged
 from services.orchestrator.building import BuildRules, build
 from services.orchestrator.ledger import LedgerError
 from services.orchestrator.records import Change, Draft, Rollout, StepRecord, StepState

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from services.orchestrator.history import ReturnRecord
+from services.orchestrator.history import PolicyRecord, ReturnRecord
 from sideband.batch.types import Sample
 from sideband.ids import GroupId, LeaseId, RolloutId, SessionId
 
@@ -232,6 +232,7 @@ class Change:
     bodies: dict[RolloutId, tuple[Sample, ...]] = field(default_factory=dict)  # now collected
     policy_version: int | None = None
     phase: str | None = None
+    policies: list[PolicyRecord] = field(default_factory=list)
     returns: list[ReturnRecord] = field(default_factory=list)
     delete_files: list[str] = field(default_factory=list)  # given up: to be deleted, never held
     discard_sessions: list[SessionId] = field(default_factory=list)
@@ -244,6 +245,7 @@ class Change:
     leases_forgotten: list[LeaseId] = field(default_factory=list)
     rollouts_forgotten: list[RolloutId] = field(default_factory=list)
     steps_forgotten: list[int] = field(default_factory=list)
+    policies_forgotten: list[int] = field(default_factory=list)
     returns_forgotten: list[int] = field(default_factory=list)
     versions_forgotten: list[int] = field(default_factory=list)  # their folders are gone
     files_deleted: list[str] = field(default_factory=list)  # given up before, and now deleted
@@ -269,5 +271,6 @@ class Records:
     members: list[MemberRecord]
     steps: list[StepRecord]
     files: dict[str, bool]
+    policies: list[PolicyRecord]
     returns: list[ReturnRecord]
     saved_s: float  # when the last of it was made durable, Unix time

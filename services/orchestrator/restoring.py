@@ -5,7 +5,8 @@ What holds a file follows from the records: open leases, held rollouts, open gro
 
 from msgspec import structs
 
-from services.orchestrator.book import Book, Rules, advantaged
+from services.orchestrator.advantages import advantaged
+from services.orchestrator.book import Book, Rules
 from services.orchestrator.lifecycle import Phase, Run
 from services.orchestrator.records import (
     HELD_STATES,
@@ -35,6 +36,7 @@ def restore(records: Records, rules: Rules) -> tuple[Book, Change]:
     )
     book.policy_version, book.policy_applied = run.policy_version, run.policy_applied
     book.policy_before, book.returns = run.policy_before, list(records.returns)
+    book.policies.extend(records.policies)
     book.next_step = run.next_step
     book.next_lease_index = run.next_lease_index
     book.next_ready_index = run.next_ready_index

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 from msgspec import structs
 
-from services.orchestrator import stepping
+from services.orchestrator import policies
 from services.orchestrator.book import Book
 from services.orchestrator.config import OrchestratorSettings
 from services.orchestrator.files import Files
@@ -64,7 +64,8 @@ async def resume(
     if records is None:
         book, change = Book(settings.rules()), Change()
         if settings.initial_policy_version is not None:
-            stepping.apply_policy(book, change, settings.initial_policy_version)
+            version = settings.initial_policy_version
+            policies.report(book, change, version, source="setting", now_s=now_s)
         return await _committed(
             ledger, Resumption(book=book, change=change, report=None, delete_files=())
         )

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import structlog
 
 from services.kit.problems import Problem
-from services.orchestrator import collecting, ending, leasing, stepping
+from services.orchestrator import collecting, ending, leasing, policies, stepping
 from services.orchestrator.checking import DeliveryLog, with_files_checked
 from services.orchestrator.collecting import Delivery
 from services.orchestrator.config import OrchestratorSettings
@@ -29,6 +29,7 @@ from services.orchestrator.errors import (
 )
 from services.orchestrator.feed_client import Failure
 from services.orchestrator.files import Files
+from services.orchestrator.history import PolicySource
 from services.orchestrator.intake import IntakeRules, read
 from services.orchestrator.journal import Journal
 from services.orchestrator.leasing import LeaseRequest
@@ -232,14 +233,23 @@ class Orchestrator:
             raise RolloutUnknown(f"No rollout {rollout_id}.", rollout_id=rollout_id)
         return rollout
 
-    async def set_policy_version(self, policy_version: int, *, lineage: int | None = None) -> None:
+    async def set_policy_version(
+        self, policy_version: int, source: PolicySource, *, lineage: int | None = None
+    ) -> None:
         """What every serving engine has applied at least. Raises LineageConflict."""
         if lineage is not None and lineage != self.book.lineage:
             raise LineageConflict(
                 f"The run's lineage is {self.book.lineage}.", lineage=self.book.lineage
             )
         with self.decision() as change:
-            stepping.apply_policy(self.book, change, policy_version, lineage=lineage)
+            policies.report(
+                self.book,
+                change,
+                policy_version,
+                source=source,
+                now_s=self.clock_s(),
+                lineage=lineage,
+            )
         await self.commit(change)
 
     async def acknowledge(self, committed_step: int) -> None:

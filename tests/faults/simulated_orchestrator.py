@@ -345,9 +345,9 @@ class Process:
             if world.random.random() < 0.1 and world.applied < world.committed:
                 world.applied += 1
                 version = world.applied
-                await self.answered(lambda v=version: service.set_policy_version(v))  # type: ignore[misc]
+                await self.answered(lambda v=version: service.set_policy_version(v, "push"))  # type: ignore[misc]
             elif world.random.random() < 0.02:
-                await self.answered(lambda: service.set_policy_version(world.applied))
+                await self.answered(lambda: service.set_policy_version(world.applied, "push"))
             if world.random.random() < 0.01:
                 world.held.clear()  # a feed that was started anew
 

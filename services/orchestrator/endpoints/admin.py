@@ -9,6 +9,8 @@ from services.orchestrator import returning, sweeping
 from services.orchestrator.admin_schemas import (
     DrainBody,
     GoBackBody,
+    PastPolicy,
+    Policies,
     PolicyBody,
     PolicyView,
     ResumptionView,
@@ -51,8 +53,21 @@ async def get_policy_version(service: Service) -> PolicyView:
 async def put_policy_version(body: PolicyBody, service: Service) -> PolicyView:
     """Pushed by the proxy when every serving engine has applied it. Idempotent."""
     service.pushes += 1
-    await service.set_policy_version(body.policy_version, lineage=body.lineage)
+    await service.set_policy_version(body.policy_version, "push", lineage=body.lineage)
     return await get_policy_version(service)
+
+
+@router.get(
+    "/v1/policy-versions",
+    summary="Policy versions that the engines have served",
+    responses=responses(*EVERYWHERE),
+)
+async def list_policy_versions(service: Service) -> Policies:
+    """The last ones, each from the time on at which all serving engines had it."""
+    records = list(service.book.policies)[-LIST_ITEMS_MAX:]
+    return await shown(
+        service, Policies(policy_versions=[PastPolicy.of(record) for record in records])
+    )
 
 
 @router.get("/v1/run", summary="The run at a glance", responses=responses(*EVERYWHERE))

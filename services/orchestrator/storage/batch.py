@@ -59,6 +59,10 @@ class Batch:
                     self._drop_body(rollout_id)
         for number in change.steps_forgotten:
             self._put(tables.STEPS, None, number)
+        for policy in change.policies:
+            self._put(tables.POLICIES, rows.policy_row(policy), policy.number)
+        for number in change.policies_forgotten:
+            self._put(tables.POLICIES, None, number)
         for record in change.returns:
             self._put(tables.RETURNS, rows.return_row(record), record.lineage)
         for lineage in change.returns_forgotten:

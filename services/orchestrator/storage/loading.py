@@ -44,6 +44,7 @@ async def load(connection: AsyncConnection, run_id: str) -> Records | None:
             row["file"]: bool(row["is_pending"])
             async for row in _rows(connection, _all_of(tables.FILES, run_id))
         },
+        policies=await _read(connection, tables.POLICIES, run_id, rows.read_policy, order="number"),
         returns=await _read(connection, tables.RETURNS, run_id, rows.read_return, order="lineage"),
         saved_s=float(saved or 0.0),
     )

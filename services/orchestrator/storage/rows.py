@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from services.orchestrator.history import ReturnRecord
+from services.orchestrator.history import PolicyRecord, ReturnRecord
 from services.orchestrator.records import (
     DropReason,
     GroupRecord,
@@ -242,3 +242,13 @@ def return_row(record: ReturnRecord) -> Row:
 def read_return(row: Row) -> ReturnRecord:
     """The record of a row."""
     return msgspec.json.decode(row["report"], type=ReturnRecord)
+
+
+def policy_row(record: PolicyRecord) -> Row:
+    """The row of ``policies``."""
+    return {name: getattr(record, name) for name in PolicyRecord.__slots__}
+
+
+def read_policy(row: Row) -> PolicyRecord:
+    """The record of a row."""
+    return PolicyRecord(**{name: row[name] for name in PolicyRecord.__slots__})

@@ -163,5 +163,28 @@ RETURNS: Final = Table(  # times that the trainer went back, and what it did not
     Column("lineage", BigInteger, primary_key=True, autoincrement=False),
     Column("report", Text, nullable=False),
 )
+POLICIES: Final = Table(  # what the engines served, and since when
+    "policies",
+    METADATA,
+    _run(),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("policy_version", BigInteger, nullable=False),
+    Column("lineage", BigInteger, nullable=False),
+    Column("applied_s", Double, nullable=False),
+    Column("trained_s", Double),
+    Column("source", String(16), nullable=False),
+)
 # What belongs to the run and is wiped with it; who leads stays.
-OF_RUN: Final = (RUNS, SAVES, LEASES, ROLLOUTS, BODIES, GROUPS, MEMBERS, STEPS, FILES, RETURNS)
+OF_RUN: Final = (
+    RUNS,
+    SAVES,
+    LEASES,
+    ROLLOUTS,
+    BODIES,
+    GROUPS,
+    MEMBERS,
+    STEPS,
+    FILES,
+    RETURNS,
+    POLICIES,
+)

@@ -20,6 +20,7 @@ def dump(book: Book) -> dict[str, Any]:
         "run": book.run,
         "policy": (book.policy_version, book.policy_applied, book.policy_before),
         "returns": book.returns,
+        "policies": list(book.policies),
         "next": (book.next_step, book.next_lease_index, book.next_ready_index),
         "leases": list(book.leases.items()),
         "open_leases": list(book.open_leases.items()),

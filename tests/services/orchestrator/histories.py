@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from services.kit.problems import Problem
-from services.orchestrator import collecting, ending, going_back, leasing, stepping
+from services.orchestrator import collecting, ending, going_back, leasing, policies, stepping
 from services.orchestrator.book import Book, Rules
 from services.orchestrator.collecting import Delivery
 from services.orchestrator.going_back import Remains
+from services.orchestrator.history import PolicySource
 from services.orchestrator.leasing import LeaseRequest
 from services.orchestrator.records import Change, DropReason, Lease, Tally
 from services.orchestrator.returning import files_of
@@ -33,10 +34,11 @@ class SeededHistory:
         self.now_s = 1000.0
         self.count = 0
         self.shipped: list[int] = []
+        self.built = 0
 
     def changes(self, count: int) -> Iterator[Change]:
         """``count`` decisions, each as the change that it made."""
-        yield self._decide(lambda c: stepping.apply_policy(self.book, c, 0))
+        yield self.report(0)
         acts = [self.lease] * 4 + [self.deliver] * 6 + [self.build] * 3 + [self.commit] * 2
         acts += [self.apply, self.apply, self.wait, self.renew, self.abort, self.remove]
         acts += [self.go_back] * self.returns
@@ -134,6 +136,7 @@ class SeededHistory:
         yield self._decide(lambda c: stepping.finish(self.book, c, draft, built, self.now_s))
         yield self._decide(lambda c: stepping.shipped(self.book, c, draft.step))
         self.shipped.append(draft.step)
+        self.built += 1
 
     def commit(self) -> Iterator[Change]:
         """Every rank commits the oldest step; its deletions are done now and then."""
@@ -164,13 +167,20 @@ class SeededHistory:
             lambda c: going_back.go_back(self.book, c, step=step, remains=remains, now_s=self.now_s)
         )
         self.shipped = sorted(n for n in self.book.open_steps if n > step)
-        yield self._decide(lambda c: stepping.apply_policy(self.book, c, step))
+        yield self.report(step)
 
     def apply(self) -> Iterator[Change]:
         """Engines apply what is committed; they may fall back."""
         newest = self.book.next_step - 1 - len(self.shipped)
         version = max(0, newest - self.random.choice([0, 0, 0, 1]))
-        yield self._decide(lambda c: stepping.apply_policy(self.book, c, version))
+        yield self.report(version)
+
+    def report(self, version: int) -> Change:
+        """Somebody says what the engines serve."""
+        source: PolicySource = self.random.choice(["push", "poll"])
+        return self._decide(
+            lambda c: policies.report(self.book, c, version, source=source, now_s=self.now_s)
+        )
 
     def wait(self) -> Iterator[Change]:
         """Time passes; now and then a version's folder is swept."""

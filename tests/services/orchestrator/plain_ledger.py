@@ -65,6 +65,12 @@ class PlainLedger:
             files={
                 row["file"]: bool(row["is_pending"]) for row in self.tables[tables.FILES].values()
             },
+            policies=[
+                rows.read_policy(row)
+                for row in sorted(
+                    self.tables[tables.POLICIES].values(), key=lambda row: int(row["number"])
+                )
+            ],
             returns=[
                 rows.read_return(row)
                 for row in sorted(

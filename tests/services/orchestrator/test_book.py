@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from services.kit.problems import Problem
-from services.orchestrator import collecting, ending, going_back, leasing, stepping
+from services.orchestrator import collecting, ending, going_back, leasing, policies, stepping
 from services.orchestrator.book import Book, Rules
 from services.orchestrator.collecting import Delivery
 from services.orchestrator.history import ReturnRecord
@@ -234,7 +234,7 @@ class History(RuleBasedStateMachine):
         version = max(0, min(committed - behind, self.book.next_step - 1))
         if self.book.policy_before is None or version < self.book.policy_before:
             self.to_apply = {s: files for s, files in self.to_apply.items() if s > version}
-        self.act(lambda c: stepping.apply_policy(self.book, c, version))
+        self.act(lambda c: policies.report(self.book, c, version, source="poll", now_s=self.now_s))
 
     @rule(data=st.data(), is_far=st.booleans(), loses=st.sampled_from([0, 0, 1, 3]))
     def go_back(self, data: st.DataObject, is_far: bool, loses: int) -> None:
