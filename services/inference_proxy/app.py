@@ -33,6 +33,7 @@ from services.inference_proxy.openai import OpenAIService
 from services.inference_proxy.openai_turns import OpenAITurns
 from services.inference_proxy.payloads import RootHandle
 from services.inference_proxy.probes import Probes
+from services.inference_proxy.readiness import readiness
 from services.inference_proxy.retries import RetryLimits
 from services.inference_proxy.service import GenerateService
 from services.inference_proxy.sessions import SessionBook
@@ -108,16 +109,6 @@ def describe() -> FastAPI:
     return create_app(ProxySettings())
 
 
-def readiness(parts: Parts) -> list[str]:
-    """Why requests cannot be served; nothing when they can."""
-    reasons = [f"no {role} engine serves" for role in parts.book.missing_roles()]
-    if parts.root.is_set and parts.root.current is None:
-        reasons.append(parts.root.problem or "the payload root is not ready")
-    if parts.gate.state != "open":
-        reasons.append(f"the proxy is {parts.gate.state}")
-    return reasons
-
-
 def build_parts(
     settings: ProxySettings,
     wire: Wire,
@@ -143,6 +134,7 @@ def build_parts(
     spill = None if model is None else _spill(settings, root, model, writers, metrics)
     keeper = _keeper(settings, metrics)
     attempts = Attempts(calls, janitor, spill, is_pair=book.is_pair)
+    pusher = _pusher(settings, upstream, book, metrics)
     generate = GenerateService(
         attempts, book, sessions, root, gate, spill, keeper, retries=retries, metrics=metrics
     )
@@ -162,15 +154,9 @@ def build_parts(
             token=engine_token,
             metrics=metrics,
             executor=executor,
+            settled=pusher.settled,
         ),
-        pusher=VersionPusher(
-            upstream,
-            book,
-            url=settings.orchestrator_url,
-            token=_secret(settings.orchestrator_token),
-            timeout_s=settings.push_timeout_s,
-            metrics=metrics,
-        ),
+        pusher=pusher,
         keeper=keeper,
         weights=_weights(settings, upstream, book),
         generate=generate,
@@ -183,6 +169,19 @@ def build_parts(
 def _weights(settings: ProxySettings, upstream: Upstream, book: EngineBook) -> WeightUpdates:
     token = _secret(settings.engine_token)
     return WeightUpdates(upstream, book, token=token, timeout_s=settings.weights_timeout_s)
+
+
+def _pusher(
+    settings: ProxySettings, upstream: Upstream, book: EngineBook, metrics: Metrics
+) -> VersionPusher:
+    return VersionPusher(
+        upstream,
+        book,
+        url=settings.orchestrator_url,
+        token=_secret(settings.orchestrator_token),
+        timeout_s=settings.push_timeout_s,
+        metrics=metrics,
+    )
 
 
 def _spill(
@@ -244,7 +243,7 @@ def _book(settings: ProxySettings, model: ModelShape | None) -> EngineBook:
     for engine in engines:
         if engine.role != "colocated" and engine.dialect.decode_continues_prefill:
             raise CannotPair(engine.name, engine.dialect.name)
-    return EngineBook(engines, policy_version=settings.policy_version)
+    return EngineBook(engines, policy_version=settings.policy_version, model=model)
 
 
 async def run_tasks(parts: Parts) -> None:

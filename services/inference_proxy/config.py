@@ -111,7 +111,8 @@ class ProxySettings(ServiceSettings):
         default=0, ge=0, le=POLICY_VERSION_MAX, description="What the engines run at start."
     )
     orchestrator_url: str | None = Field(
-        default=None, description="Where new policy versions are pushed."
+        default=None,
+        description="Where policy versions are pushed, and the one on record is learnt.",
     )
     orchestrator_token: SecretStr | None = Field(
         default=None, description="Bearer token of the orchestrator."

@@ -1,19 +1,32 @@
 """The engines behind the proxy: health, requests in flight, and the policy version of each.
 
-Pure state without I/O. *Serving* means healthy and not behind: an engine that comes back with
-older weights than the applied version stays out (reason "stale weights") until its version is
-reported, so that the applied version never goes back by itself.
+Pure state without I/O. *Serving* means healthy, fitting and not behind: an engine that comes back
+with older weights than the applied version stays out (reason "stale weights") until its version is
+reported, so that the applied version never goes back by itself. What an engine says of itself is
+judged in ``identity``.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from services.inference_proxy.dialects.base import Dialect
 from services.inference_proxy.health import Health
+from services.inference_proxy.identity import (
+    EngineIdentity,
+    Expected,
+    Misfit,
+    Weights,
+    misfit_of,
+    weights_of,
+)
+from sideband.model import ModelShape
 
 Role = Literal["colocated", "prefill", "decode"]
 ROLES: tuple[Role, ...] = ("colocated", "prefill", "decode")
+
+
+AT_START: Final = Weights(policy_version=0)
 
 
 class UnknownEngine(Exception):
@@ -36,7 +49,8 @@ class VersionBackwards(Exception):
 class Engine:
     """One engine. ``payload_mount`` is where it sees the payload root; None without a root.
 
-    ``spills``: it writes no file, so the proxy does, from its inline answers.
+    ``spills``: it writes no file, so the proxy does, from its inline answers. ``identity`` is None
+    until it was asked, and for an engine that says nothing of itself.
     """
 
     name: str
@@ -46,20 +60,40 @@ class Engine:
     health: Health
     dialect: Dialect
     spills: bool = False
-    policy_version: int = 0
+    weights: Weights = AT_START
+    identity: EngineIdentity | None = None
+    misfit: Misfit | None = None
+    asked_run: str | None = None  # the run that its identity was compared with
     in_flight: int = 0
     requests_total: int = 0
     ejections_total: int = 0
 
+    @property
+    def policy_version(self) -> int:
+        """What it runs, as far as anybody said."""
+        return self.weights.policy_version
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether it is healthy and says nothing of itself that does not fit."""
+        return self.health.state == "healthy" and self.misfit is None
+
 
 class EngineBook:
-    """All engines by name. Not thread-safe: the event loop owns it."""
+    """All engines by name. Not thread-safe: the event loop owns it.
 
-    def __init__(self, engines: list[Engine], *, policy_version: int = 0) -> None:
+    ``policy_version`` is what engines run when they are started, ``model`` what all must serve (by
+    default what the first of them says).
+    """
+
+    def __init__(
+        self, engines: list[Engine], *, policy_version: int = 0, model: ModelShape | None = None
+    ) -> None:
         self._engines = {engine.name: engine for engine in engines}
-        self._applied = policy_version
+        self._at_start = self._applied = policy_version
+        self._model = model
         for engine in engines:
-            engine.policy_version = policy_version
+            engine.weights = Weights(policy_version=policy_version)
 
     def __iter__(self) -> Iterator[Engine]:
         return iter(self._engines.values())
@@ -82,7 +116,7 @@ class EngineBook:
 
     def is_serving(self, engine: Engine) -> bool:
         """Whether new requests may go there."""
-        return engine.health.state == "healthy" and engine.policy_version >= self._applied
+        return engine.is_fit and engine.policy_version >= self._applied
 
     def serving(self, role: Role) -> list[Engine]:
         """Engines of a role that take requests."""
@@ -104,6 +138,39 @@ class EngineBook:
     def succeeded(self, engine: Engine) -> None:
         """A whole answer came from it."""
         engine.health = engine.health.request_succeeded()
+
+    def must_ask(self, engine: Engine, *, run_id: str | None) -> bool:
+        """Whether what an engine says of itself is not known, or may have changed."""
+        if engine.dialect.identity_path is None:
+            return False
+        return not engine.is_fit or engine.asked_run != run_id
+
+    def told(
+        self, engine: Engine, told: EngineIdentity | Misfit | None, *, run_id: str | None
+    ) -> bool:
+        """What an engine said of itself; None: it has no such route. True when its fitness changed.
+
+        ``run_id`` is the run of the proxy's payload root, if it is known.
+        """
+        before = engine.misfit
+        engine.asked_run = run_id
+        if isinstance(told, EngineIdentity):
+            engine.misfit = misfit_of(told, self._expected(engine, run_id))
+            engine.weights = weights_of(told, engine.weights, at_start=self._at_start)
+            engine.identity = told
+        else:
+            engine.identity, engine.misfit = None, told
+        self._advance()
+        return engine.misfit != before
+
+    def _expected(self, engine: Engine, run_id: str | None) -> Expected:
+        model, model_of = self._model, "model_config_path says"
+        for other in self:
+            known = other.identity
+            if model is None and other is not engine and other.is_fit and known is not None:
+                model, model_of = known.payload_model, f"engine {other.name} serves"
+        is_by_handle = engine.payload_mount is not None and not engine.spills
+        return Expected(is_by_handle=is_by_handle, run_id=run_id, model=model, model_of=model_of)
 
     def probed(self, engine: Engine, *, now_s: float) -> bool:
         """Its health route answered. True when that brought it back."""
@@ -149,10 +216,30 @@ class EngineBook:
         """What all serving engines have applied; it never goes back by itself."""
         return self._applied
 
-    def report(self, version: int, names: list[str] | None = None, *, force: bool = False) -> None:
+    def begin_at(self, recorded: int) -> None:
+        """The applied version on record when the proxy starts: it does not fall below.
+
+        Engines that do not say what they run are taken to have it.
+        """
+        self._applied = max(self._applied, recorded)
+        for engine in self:
+            if engine.identity is None and not engine.weights.is_reported:
+                version = max(engine.policy_version, recorded)
+                engine.weights = Weights(policy_version=version)
+        self._advance()
+
+    def report(
+        self,
+        version: int,
+        names: list[str] | None = None,
+        *,
+        force: bool = False,
+        is_named: bool = False,
+    ) -> None:
         """Engines ``names`` (all by default) now run ``version``; all or none are changed.
 
-        ``force`` allows an older version, for a run that restarts from an earlier checkpoint.
+        ``is_named``: they themselves name their weights by it. ``force`` allows an older version,
+        for a run that restarts from an earlier checkpoint.
         Raises UnknownEngine and VersionBackwards.
         """
         engines = list(self) if names is None else [self.get(name) for name in names]
@@ -160,7 +247,10 @@ class EngineBook:
             if version < engine.policy_version and not force:
                 raise VersionBackwards(engine.name, reported=version, known=engine.policy_version)
         for engine in engines:
-            engine.policy_version = version
+            is_named_now = is_named or engine.weights.is_named
+            engine.weights = Weights(
+                policy_version=version, is_named=is_named_now, is_reported=True
+            )
         if force:
             # Back to what the healthy engines really run, however old.
             healthy = [engine for engine in self if engine.health.state == "healthy"]
@@ -171,12 +261,17 @@ class EngineBook:
         """Why no request goes there; None when it serves."""
         if self.is_serving(engine):
             return None
+        if engine.misfit is not None:
+            return str(engine.misfit)
         if engine.health.state == "healthy":
             return f"stale weights: v{engine.policy_version} is behind v{self._applied}"
         return f"{engine.health.state}: {engine.health.reason or 'no probe answered yet'}"
 
     def _advance(self) -> None:
         # Only over serving engines, and only when a whole set serves: with none there is no news.
+        # At the start not before all were asked: the first to answer would put others behind.
+        if any(engine.health.is_unknown for engine in self):
+            return
         serving = [engine for engine in self if self.is_serving(engine)]
         if serving and not self.missing_roles():
             self._applied = max(self._applied, min(engine.policy_version for engine in serving))

@@ -19,6 +19,7 @@
     ├── UpstreamFailed 502       every attempt failed
     ├── AnswerRefused 502        an answer that cannot belong to its request
     ├── NoEngineServes 503       no_engine, engine_busy
+    ├── VersionUnknown 503       the version on record was not learnt yet
     ├── NotAdmitted 503, PayloadRootNotReady 503, PayloadNotWritten 503
     └── DeadlineExceeded 504
 """
@@ -111,6 +112,12 @@ class VersionConflict(Problem):
     """Two policy versions where there must be one."""
 
     status, code, title = 409, "policy_version_conflict", "Policy version conflict"
+
+
+class VersionUnknown(Problem):
+    """The orchestrator has not told yet which policy version is on record."""
+
+    status, code, title = 503, "policy_version_unknown", "Policy version unknown"
 
 
 class WeightUpdateRunning(Problem):

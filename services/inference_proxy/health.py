@@ -42,6 +42,11 @@ class Health:
     until_s: float = 0.0  # an ejected engine stays out until then
     reason: str = ""
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether no probe has come back yet, either way."""
+        return self.state == "starting" and not self.reason
+
     def request_succeeded(self) -> "Health":
         """A whole answer came. It says nothing about an engine that is out."""
         has_failed = self.failures or self.probe_failures or self.ejections

@@ -2,11 +2,16 @@
 
 The newest version wins: one that was never taken is not sent after a newer one. The orchestrator
 asks too (``GET /v1/policy-version``), so a push that never gets through costs only time.
+
+Before anything else the orchestrator is asked what it has on record: a proxy that was started anew
+would otherwise take the version back to that of the run's start (decisions/0037).
 """
 
 import asyncio
+from itertools import count
 from typing import Final
 
+import msgspec
 import orjson
 import structlog
 
@@ -18,6 +23,10 @@ PUSH_WAIT_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # the last one repeats
 CHECK_INTERVAL_S: Final = 1.0  # an ejection can raise the least version without a report
 
 log = structlog.get_logger(__name__)
+
+
+class _Recorded(msgspec.Struct, frozen=True):
+    policy_version: int | None
 
 
 class VersionPusher:
@@ -40,6 +49,9 @@ class VersionPusher:
         if token is not None:
             self._headers["authorization"] = f"Bearer {token}"
         self._woken = asyncio.Event()
+        self.settled = asyncio.Event()  # set once the version on record is known
+        if url is None:
+            self.settled.set()
         self.pushed: int | None = None
         self.failures = 0  # in a row
 
@@ -53,7 +65,9 @@ class VersionPusher:
         self._woken.set()
 
     async def run(self) -> None:
-        """Push whatever is new, until cancelled."""
+        """Learn what is on record, then push whatever is new, until cancelled."""
+        if self._url is not None:
+            await self._learn(self._url)
         while self._url is not None:
             self._woken.clear()
             wait_s = CHECK_INTERVAL_S
@@ -64,6 +78,27 @@ class VersionPusher:
                     await self._woken.wait()
             except TimeoutError:
                 continue
+
+    async def _learn(self, url: str) -> None:
+        """Ask until the orchestrator has told what is on record."""
+        for attempt in count():
+            try:
+                recorded = await self._recorded(url)
+            except (UpstreamError, msgspec.MsgspecError) as exc:
+                log.warning("version_not_learnt", error=str(exc)[:300])
+                await asyncio.sleep(PUSH_WAIT_S[min(attempt, len(PUSH_WAIT_S) - 1)])
+                continue
+            if recorded is not None:
+                self._book.begin_at(recorded)
+            self.settled.set()
+            log.info("version_learnt", policy_version=recorded)
+            return
+
+    async def _recorded(self, url: str) -> int | None:
+        async with self._upstream.open(
+            "orchestrator", url, method="GET", headers=self._headers, timeout_s=self._timeout_s
+        ) as reply:
+            return msgspec.json.decode(await reply.whole(), type=_Recorded).policy_version
 
     async def _push(self, version: int) -> bool:
         assert self._url is not None

@@ -73,7 +73,7 @@ class WeightUpdates:
         steps = {
             engine.name: engine.dialect.weight_steps(update)
             for engine in self._book
-            if engine.health.state == "healthy"
+            if engine.is_fit
         }
         self._is_running = True
         try:
@@ -91,7 +91,7 @@ class WeightUpdates:
             log.error("weight_update_failed", engine=name, reason=reason)
         await self._all(failed, [steps[name].abandon for name in failed], {})
         if updated:
-            self._book.report(update.policy_version, updated, force=update.force)
+            self._book.report(update.policy_version, updated, force=update.force, is_named=True)
             self._hold_ahead(update)
         resumed = await self._all(updated, [steps[name].resume for name in updated], failed)
         for name in set(updated) - set(resumed):

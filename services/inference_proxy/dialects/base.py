@@ -90,6 +90,8 @@ class Dialect(Protocol):
     name: str
     generate_path: str
     health_path: str
+    # Where the engine says what it is; None for a kind that never does.
+    identity_path: str | None
     # True when decode takes prefill's token as its first one instead of sampling it itself.
     decode_continues_prefill: bool
 

@@ -68,6 +68,7 @@ class SglangDialect:
     name = "sglang"
     generate_path = "/generate"
     health_path = "/health"
+    identity_path: str | None = None
     decode_continues_prefill = True
 
     def __init__(self, model: ModelShape) -> None:

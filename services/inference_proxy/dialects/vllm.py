@@ -37,6 +37,7 @@ class VllmDialect:
     name = "vllm"
     generate_path = "/inference/v1/generate"
     health_path = "/health"
+    identity_path: str | None = "/inference/v1/sideband"  # of the plugin
     decode_continues_prefill = False
 
     def whole(self, body: Body, ask: Ask) -> Body:

@@ -8,9 +8,11 @@ from fastapi import APIRouter, Path, Query
 from services.inference_proxy.endpoints.parts import Parts, PartsDep
 from services.inference_proxy.engines import Engine, EngineBook
 from services.inference_proxy.errors import (
+    RETRY_LATER,
     UnknownEngineProblem,
     UnknownSession,
     VersionConflict,
+    VersionUnknown,
     as_problems,
 )
 from services.inference_proxy.limits import SHOWN_MAX
@@ -111,9 +113,19 @@ async def delete_session(
     )
 
 
-@router.get("/v1/policy-version", summary="What the engines have applied", responses=responses())
+@router.get(
+    "/v1/policy-version",
+    summary="What the engines have applied",
+    responses=responses(VersionUnknown),
+)
 async def get_versions(parts: PartsDep) -> Versions:
-    """The one source of truth of the policy version."""
+    """The one source of truth of the policy version. A proxy that was started anew says nothing
+    before it has learnt what the orchestrator has on record.
+    """
+    if not parts.pusher.settled.is_set():
+        raise VersionUnknown(
+            "The orchestrator has not told the policy version yet.", headers=RETRY_LATER
+        )
     return _versions(parts)
 
 

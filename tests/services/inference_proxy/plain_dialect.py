@@ -25,6 +25,7 @@ class PlainDialect:
     name = "plain"
     generate_path = "/continue"
     health_path = "/alive"
+    identity_path: str | None = None
     decode_continues_prefill = True
 
     def __init__(self, model: ModelShape | None) -> None:

@@ -109,6 +109,7 @@ class StubEngine:
     cancelled: int = 0
     tells_tokens: bool = True  # on OpenAI routes, when asked
     is_healthy: bool = True
+    identity: Json | None = None  # what it says of itself; None: it has no such route
     obeys: bool = True
     admin_calls: list[tuple[str, Any]] = field(default_factory=list)  # path with query, body
     broken_paths: set[str] = field(default_factory=set)
@@ -121,6 +122,10 @@ class StubEngine:
         @app.get("/health")
         async def health() -> Response:
             return Response(status_code=200 if self.is_healthy else 503)
+
+        @app.get("/inference/v1/sideband")
+        async def identity() -> Response:
+            return self.json(self.identity or {}, 404 if self.identity is None else 200)
 
         @app.get("/v1/models")
         async def models() -> Response:

@@ -66,6 +66,10 @@ async def test_bad_reports_change_nothing() -> None:
 async def test_a_version_is_pushed_until_the_orchestrator_has_it() -> None:
     orchestrator, taken, failures = FastAPI(), [], [503, 500]
 
+    @orchestrator.get("/v1/policy-version")
+    async def tell() -> dict[str, int | None]:
+        return {"policy_version": None}
+
     @orchestrator.put("/v1/policy-version")
     async def take(request: Request) -> Response:
         if failures:

@@ -63,7 +63,6 @@ async def test_tokens_never_reach_a_log_nor_the_config_route(
     settings: dict[str, Any] = {
         "admin_tokens": (SecretStr(CLIENT_TOKEN),),
         "engine_token": SecretStr(ENGINE_TOKEN),
-        "orchestrator_url": "http://nobody",
         "orchestrator_token": SecretStr(ENGINE_TOKEN),
     }
     with caplog.at_level(logging.DEBUG), structlog.testing.capture_logs() as logs:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from sideband.routing import model_shape
 
 # Below vLLM's own logger, so that what is said at the start is formatted and shown with the rest.
 log: Final = logging.getLogger("vllm.sideband")
+_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +63,18 @@ class PluginState:
         )
         return Wish(target=target, is_debug=ask.is_debug)
 
-    async def shown(self) -> dict[str, Any]:
-        """What a proxy compares before it sends work here."""
+    async def shown(self, *, weight_version: str | None = None) -> dict[str, Any]:
+        """What a proxy compares before it sends work here.
+
+        ``weight_version`` is the name that the engine's weights have now.
+        """
         run_id = await asyncio.get_running_loop().run_in_executor(self.pool, self._run_id)
         return {
             "vllm": self.facts.version,
             "is_by_handle": self.why_not is None and self.settings.payload_root is not None,
             "why_not": self.why_not or self._why_no_root(),
             "run_id": run_id,
+            "policy_version": named_version(weight_version),
             "payload_model": None if self.model is None else msgspec.to_builtins(self.model),
             "captures": {
                 "routed_experts": self.facts.captures_routing,
@@ -89,6 +95,13 @@ class PluginState:
             return PayloadRoot.open(self.settings.payload_root).run_id
         except SidebandError:
             return None
+
+
+def named_version(weight_version: str | None) -> int | None:
+    """The policy version that weights are named by; None for vLLM's own name, or another word."""
+    if weight_version is None or not _NUMBER.fullmatch(weight_version):
+        return None
+    return int(weight_version)
 
 
 def start(

@@ -233,12 +233,21 @@ async def test_masks_that_the_engine_cannot_return_refuse_by_handle(tmp_path: Pa
 
 async def test_what_a_proxy_compares_is_shown(tmp_path: Path) -> None:
     running = server(tmp_path, script_for(5))
-    shown = await running.state.shown()
+    shown = await running.state.shown(weight_version="7")
     assert shown["is_by_handle"]
+    assert shown["policy_version"] == 7
     assert shown["run_id"] == RUN
     assert shown["payload_model"]["vocab_size"] == MODEL.vocab_size
     assert shown["captures"] == {"routed_experts": True, "sampling_mask": True}
     assert (shown["why_not"], shown["findings"]) == (None, [])
+
+
+@pytest.mark.parametrize("name", [None, "default", "", "-1", "07", "1.0", "9" * 10, "\u0661"])
+async def test_weights_named_by_no_policy_version_tell_none(
+    name: str | None, tmp_path: Path
+) -> None:
+    running = server(tmp_path, script_for(5))
+    assert (await running.state.shown(weight_version=name))["policy_version"] is None
 
 
 async def test_a_client_that_leaves_while_tokens_are_made_leaves_no_file(tmp_path: Path) -> None:

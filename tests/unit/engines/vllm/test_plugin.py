@@ -92,11 +92,18 @@ async def test_the_router_gets_a_route_that_tells_what_the_handler_is(vllm: Path
     ((path, show),) = module.routes
     assert path == router.PATH
 
-    async def shown() -> dict[str, bool]:
-        return {"is_by_handle": True}
+    async def shown(*, weight_version: str | None) -> dict[str, str | None]:
+        return {"weights": weight_version}
 
-    handler = SimpleNamespace(sideband=SimpleNamespace(shown=shown))
-    assert await show(SimpleNamespace(handler=handler)) == ({"is_by_handle": True}, 200)
+    async def named() -> str:
+        return "4"
+
+    for client, told in (
+        (SimpleNamespace(get_weight_version=named), "4"),
+        (SimpleNamespace(), None),  # a version that keeps no name
+    ):
+        handler = SimpleNamespace(sideband=SimpleNamespace(shown=shown), engine_client=client)
+        assert await show(SimpleNamespace(handler=handler)) == ({"weights": told}, 200)
     assert (await show(SimpleNamespace(handler=None)))[1] == 404
 
 

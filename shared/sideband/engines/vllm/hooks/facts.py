@@ -32,6 +32,12 @@ def read_model_config(vllm_config: Any) -> Mapping[str, object]:
     return config
 
 
+async def read_weight_version(engine_client: Any) -> str | None:
+    """The name of the weights that the engine runs; None where a version keeps none."""
+    ask = getattr(engine_client, "get_weight_version", None)
+    return None if ask is None else str(await ask())
+
+
 def _connectors(kv_transfer_config: Any) -> tuple[str, ...]:
     """The connector and, of several in one, its parts."""
     name = getattr(kv_transfer_config, "kv_connector", None)
