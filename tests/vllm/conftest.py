@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from scripts.vllm_env.model import CONFIG
+from scripts.vllm_env.servers import VllmServer, running, start, why_not
 from sideband.ids import RunId
 from sideband.payload.root import PayloadRoot
 from sideband.routing import model_shape
 from tests.vllm.comparing import Comparer
 from tests.vllm.report import Report
-from tests.vllm.servers import VllmServer, running, start, why_not
 
 RUN = RunId("real-1")
 MODEL = model_shape(CONFIG)

@@ -16,12 +16,12 @@ import orjson
 import pytest
 from fastapi import FastAPI
 
+from scripts.vllm_env.servers import VllmServer, running, start, why_not
 from services.inference_proxy.app import create_app
 from services.inference_proxy.config import EngineSettings, ProxySettings
 from tests.services.inference_proxy.harness import until
 from tests.vllm.comparing import GENERATE, Answer, Comparer, ask, body_of, inline_rows
 from tests.vllm.report import Report, Row
-from tests.vllm.servers import VllmServer, running, start, why_not
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 SESSIONS, TURNS = 10, 4

@@ -9,10 +9,10 @@ import httpx
 import numpy as np
 import pytest
 
+from scripts.vllm_env.servers import VllmServer
 from tests.vllm.comparing import GENERATE, Answer, Comparer, ask, ask_all, body_of, inline_rows
 from tests.vllm.conftest import MODEL, RUN
 from tests.vllm.report import Report, Row
-from tests.vllm.servers import VllmServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 LINES = ["0.30", "0.32"]

@@ -8,9 +8,9 @@ import httpx
 import numpy as np
 import pytest
 
+from scripts.vllm_env.servers import VllmServer, running, start, why_not
 from tests.vllm.comparing import Comparer, ask_all, body_of
 from tests.vllm.report import Report
-from tests.vllm.servers import VllmServer, running, start, why_not
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 # 1 KiB per token here: 40 blocks of 32 tokens, for eight requests of up to 210 tokens.

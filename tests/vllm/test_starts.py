@@ -5,8 +5,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from scripts.vllm_env.servers import running, start, why_not
 from tests.vllm.comparing import GENERATE, Comparer, ask, body_of
-from tests.vllm.servers import running, start, why_not
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 FORGET = "import sideband.engines.vllm.versions as versions\nversions.KNOWN_LINES = ()\n"

@@ -6,12 +6,12 @@ import httpx
 import pytest
 
 from scripts.vllm_env.build import model_folder
+from scripts.vllm_env.servers import BASE, VllmServer
 from services.inference_proxy.app import create_app
 from services.inference_proxy.config import EngineSettings, ProxySettings
 from tests.services.inference_proxy.harness import until
 from tests.vllm.comparing import Comparer, ask, body_of
 from tests.vllm.report import Report
-from tests.vllm.servers import BASE, VllmServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 TRAIN = {"X-Sideband-Kind": "train"}

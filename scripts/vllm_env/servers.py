@@ -1,4 +1,4 @@
-"""Real vLLM servers for the tests: started, waited for, killed as a whole, their logs kept."""
+"""Real vLLM servers: started, waited for, killed as a whole, their logs kept."""
 
 import os
 import signal
@@ -54,6 +54,11 @@ class VllmServer:
     log_path: Path
     process: subprocess.Popen[bytes]
     started_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def port(self) -> int:
+        """Where it listens on this machine."""
+        return int(self.url.rpartition(":")[2])
 
     def log(self) -> str:
         """Everything that it has said."""
