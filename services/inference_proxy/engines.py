@@ -252,9 +252,9 @@ class EngineBook:
                 policy_version=version, is_named=is_named_now, is_reported=True
             )
         if force:
-            # Back to what the healthy engines really run, however old.
-            healthy = [engine for engine in self if engine.health.state == "healthy"]
-            self._applied = min(engine.policy_version for engine in healthy or self)
+            # Back to what the engines that could serve really run, however old.
+            fit = [engine for engine in self if engine.is_fit]
+            self._applied = min(engine.policy_version for engine in fit or self)
         self._advance()
 
     def why_out(self, engine: Engine) -> str | None:

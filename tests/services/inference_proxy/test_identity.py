@@ -227,6 +227,17 @@ async def test_new_weights_do_not_go_to_an_engine_that_does_not_fit() -> None:
         assert not engines["e1"].admin_calls
 
 
+async def test_an_engine_that_does_not_fit_holds_no_version_back() -> None:
+    engines = {"e0": StubEngine(identity=says()), "e1": StubEngine(identity=says())}
+    async with running(engines) as proxy:
+        engines["e1"].identity = says(payload_model=OTHER)
+        await proxy.http.post("/v1/engines/e1/return")
+        for version, force in ((5, False), (3, True)):
+            report = {"policy_version": version, "engines": ["e0"], "force": force}
+            shown = (await proxy.http.post("/v1/policy-version", json=report)).json()
+            assert (shown["applied"], shown["engines"]) == (version, {"e0": version, "e1": 0})
+
+
 async def test_a_proxy_that_starts_takes_the_version_that_its_engines_name() -> None:
     engines = {
         "e0": StubEngine(identity=says(policy_version=5)),
