@@ -33,7 +33,7 @@ else
 torch: .venv/.torch
 endif
 
-demo: .venv/.ready ## the whole path on this machine: four ways, compared bitwise (under 2 minutes)
+demo: .venv/.ready ## the whole path on this machine: five ways, compared bitwise (under 2 minutes)
 	$(BIN)/python -m simulation demo --out demo-out
 
 example: torch ## train a small mixture-of-experts model on four ranks, compared with one process

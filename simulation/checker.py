@@ -1,5 +1,6 @@
-"""The four-way check: the same seeded rollouts from one engine and from a pair, inline and by
-handle, through every topology; everything compared bitwise with each other and with the truth.
+"""The five-way check: the same seeded rollouts from one engine and from a pair, inline, by handle
+and spilled by the proxy, through every topology; all compared bitwise with each other and with the
+seeded truth.
 """
 
 import asyncio
@@ -133,8 +134,12 @@ class ModelCheck:
         await asyncio.to_thread(shutil.rmtree, self._folder)
 
     async def _generate(self, pairing: Pairing) -> None:
-        """Both forms of one pairing, by the same engines."""
-        root = await asyncio.to_thread(make_root, self._folder / f"root-{pairing}")
+        """All forms of one pairing, by the same engines; the proxy writes to a root of its own."""
+        root, spilled = [
+            await asyncio.to_thread(make_root, self._folder / f"{name}-{pairing}")
+            for name in ("root", "spilled")
+        ]
+        roots = {"inline": None, "handle": root, "spill": spilled}
         pool = await start_pool(
             self._cluster,
             self._client,
@@ -153,7 +158,7 @@ class ModelCheck:
                 self._rollouts,
                 way=way,
                 model=self._model,
-                payload_root=root if way.form == "handle" else None,
+                payload_root=roots[way.form],
                 concurrency=self._plan.concurrency,
                 on_rollout=lambda: self._progress(f"{self._model}: rollouts", 1),
             )
@@ -220,7 +225,7 @@ class ModelCheck:
 
     def _compare_ways(self) -> None:
         """Micro batches of all ways are the same bytes, topology by topology."""
-        check = self._result.checks.of("micro batches equal in all four ways")
+        check = self._result.checks.of("micro batches equal in all five ways")
         for topology in self._plan.topologies:
             of_ways = [self._digests.get((way.slug, topology.name), {}) for way in WAYS]
             places = sorted(set().union(*of_ways))

@@ -36,7 +36,7 @@ Groups = Annotated[int, typer.Option(min=1, help="Groups of four rollouts, per m
 
 @app.command()
 def demo(out: Out = Path("demo-out"), seed: Seed = 0, groups: Groups = 12) -> None:
-    """The whole path on this machine: four ways, two models, six topologies, one live run."""
+    """The whole path on this machine: five ways, two models, six topologies, one live run."""
     plan = CheckPlan(out=_made_anew(out), scenario=Scenario(seed=seed, groups=groups))
     result = _checked(plan, with_live=True)
     from simulation.plot import write_plot  # matplotlib: only here, and after the work

@@ -1,4 +1,4 @@
-"""Stage one: the planned rollouts through a real proxy and engines, one of the four ways."""
+"""Stage one: the planned rollouts through a real proxy and engines, one of the five ways."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,14 +16,19 @@ from simulation import targets
 from simulation.bodies import Json
 from simulation.engine.settings import EngineSettings, Role
 from simulation.environment import Environment, Traffic
-from simulation.models import load_shape
+from simulation.models import config_path, load_shape
 from simulation.plan import RolloutPlan
 from simulation.processes import Cluster, Running, pick_ports
 
 Pairing = Literal["colocated", "pd"]
-Form = Literal["inline", "handle"]
+Form = Literal["inline", "handle", "spill"]
 RUN_ID: Final = RunId("simulation")
-# By handle each pairing writes in other encodings: what trains must not show it.
+LABELS: Final[dict[Form, str]] = {
+    "inline": "inline",
+    "handle": "by handle",
+    "spill": "spilled by the proxy",
+}
+# By handle each pairing writes in other encodings, and the proxy packs: what trains must not show.
 ENCODINGS: Final[dict[Pairing, Encodings]] = {
     "colocated": Encodings(routing="raw", masks="others-rice"),
     "pd": Encodings(routing="packed", masks="csr-bits"),
@@ -36,7 +41,9 @@ ROLES: Final[dict[Pairing, tuple[Role, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """How rows come from the engines: from one or from a pair, in the answer or in a file."""
+    """How rows come from the engines: from one or from a pair, in the answer, in a file of theirs,
+    or in one that the proxy writes from the answer.
+    """
 
     pairing: Pairing
     form: Form
@@ -49,7 +56,7 @@ class Way:
     @property
     def label(self) -> str:
         """The form in words."""
-        return "by handle" if self.form == "handle" else "inline"
+        return LABELS[self.form]
 
     @property
     def slug(self) -> str:
@@ -57,16 +64,19 @@ class Way:
         return f"{self.pairing}-{self.form}"
 
 
-WAYS: Final = tuple(
-    Way(pairing=pairing, form=form)
-    for pairing in ("colocated", "pd")
-    for form in ("inline", "handle")
+# The proxy spills each leg of a pair, so a pair shows all that it does for one engine.
+WAYS: Final = (
+    Way(pairing="colocated", form="inline"),
+    Way(pairing="colocated", form="handle"),
+    Way(pairing="pd", form="inline"),
+    Way(pairing="pd", form="handle"),
+    Way(pairing="pd", form="spill"),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Generated:
-    """What one way gave. ``root`` holds its payload files, for a way by handle."""
+    """What one way gave. ``root`` holds its payload files, for a way that is not inline."""
 
     way: Way
     bodies: dict[str, Json]
@@ -138,18 +148,30 @@ async def start_pool(
 
 
 def proxy_settings(
-    pool: Pool, *, payload_root: Path | None, port: int, orchestrator_url: str | None = None
+    pool: Pool,
+    *,
+    payload_root: Path | None,
+    port: int,
+    orchestrator_url: str | None = None,
+    spills: bool = False,
 ) -> ProxySettings:
-    """A proxy in front of a pool; by handle with a root, inline without."""
+    """A proxy in front of a pool; by handle with a root, inline without. ``spills``: it writes."""
     return ProxySettings(
         port=port,
         log_level="warning",
         engines=tuple(
-            ProxyEngine(name=engine.name, url=url_of(engine.port), role=engine.role)
+            ProxyEngine(
+                name=engine.name,
+                url=url_of(engine.port),
+                role=engine.role,
+                spill="proxy" if spills else "engine",
+            )
             for engine in pool.engines
         ),
         payload_root=payload_root,
         run_id=RUN_ID if payload_root else None,
+        model_config_path=config_path(pool.engines[0].model) if spills else None,
+        routing_encoding="packed" if spills else "raw",
         orchestrator_url=orchestrator_url,
         probe_interval_s=0.2,
         delete_grace_s=0.5,
@@ -170,7 +192,8 @@ async def generate(
 ) -> Generated:
     """Run all plans one way. The proxy of the way lives only as long."""
     (port,) = pick_ports(1)
-    settings = proxy_settings(pool, payload_root=payload_root, port=port)
+    spills = way.form == "spill"
+    settings = proxy_settings(pool, payload_root=payload_root, port=port, spills=spills)
     before = await pool.counters(client)
     proxy = cluster.start(f"proxy-{way.slug}", targets.proxy, settings)
     await cluster.ready(proxy, f"{url_of(port)}/readyz", client)

@@ -43,7 +43,7 @@ def test_sizes_for_people(size_bytes: int, shown: str) -> None:
     assert size(size_bytes) == shown
 
 
-def result_of_four_ways(topology: str) -> Result:
+def result_of_all_ways(topology: str) -> Result:
     result = Result()
     for way in WAYS:
         factor = 10 if way.form == "inline" else 1
@@ -63,7 +63,7 @@ def result_of_four_ways(topology: str) -> Result:
 
 @pytest.mark.parametrize("topology", [MEASURED_AT, TOPOLOGIES[0].name])
 def test_bytes_are_summed_and_memory_is_the_most_over_both_pairings(topology: str) -> None:
-    found = {cost.what: cost for cost in costs(result_of_four_ways(topology), ["model"])}
+    found = {cost.what: cost for cost in costs(result_of_all_ways(topology), ["model"])}
     answers = found["HTTP answers to the environment"]
     assert (answers.inline_bytes, answers.handle_bytes, answers.ratio) == (2000, 200, "10.0 ×")
     assert found["feed to the ranks (ZMQ)"].inline_bytes == 600
@@ -84,7 +84,7 @@ def test_the_measured_topology_is_one_that_runs() -> None:
 
 
 def test_the_plot_is_an_svg_that_depends_on_its_numbers_alone(tmp_path: Path) -> None:
-    found = costs(result_of_four_ways(MEASURED_AT), ["model"])
+    found = costs(result_of_all_ways(MEASURED_AT), ["model"])
     first, again = tmp_path / "first.svg", tmp_path / "again.svg"
     write_plot(found, first)
     write_plot(found, again)

@@ -1,4 +1,4 @@
-"""Real processes: the four-way check finds nothing, and finds every deliberate damage."""
+"""Real processes: the five-way check finds nothing, and finds every deliberate damage."""
 
 import json
 from pathlib import Path
@@ -24,13 +24,13 @@ def differing(results: dict[str, Any]) -> set[str]:
     return {check["name"] for check in results["checks"] if check["different"]}
 
 
-def test_four_ways_and_a_live_run_are_equal_and_leave_no_file(tmp_path: Path) -> None:
+def test_five_ways_and_a_live_run_are_equal_and_leave_no_file(tmp_path: Path) -> None:
     options = ("--seed", "11", "--topologies", "4", "--live", "--model", "sim-uint16")
     code, results, output = run(tmp_path / "out", *options)
     assert differing(results) == set(), output
     assert code == 0, output
     names = {check["name"] for check in results["checks"]}
-    assert {"micro batches equal in all four ways", "files left after a run: none"} <= names
+    assert {"micro batches equal in all five ways", "files left after a run: none"} <= names
     handle = [cost for cost in results["costs"] if "feed to the ranks" in cost["what"]]
     assert all(cost["inline_bytes"] > 10 * cost["handle_bytes"] for cost in handle)
     assert not list((tmp_path / "out").rglob("*.sbp"))
@@ -51,7 +51,7 @@ def test_damage_ends_with_one(corruption: str, seen_by: str, tmp_path: Path) -> 
     code, results, output = run(tmp_path / "out", *options)
     assert code == 1, output
     assert seen_by in differing(results)
-    assert "micro batches equal in all four ways" in differing(results)
+    assert "micro batches equal in all five ways" in differing(results)
 
 
 def test_a_folder_that_no_run_made_is_not_wiped(tmp_path: Path) -> None:
