@@ -232,7 +232,9 @@ class RunView(BaseModel):
     phase: Literal["running", "paused", "draining", "ended", "stopped"] = Field(
         description="ended and stopped are terminal.", examples=["running"]
     )
-    reason: str = Field(description="Why it ended or stopped.", examples=[""])
+    reason: str = Field(
+        description="Why it ended or stopped, or what it was reopened after.", examples=[""]
+    )
     waiting_for: str = Field(description="What an end would wait for.", examples=["nothing"])
     lineage: int = Field(
         description="How often the trainer went back to an earlier checkpoint.", examples=[0]

@@ -124,7 +124,7 @@ def _terms(settings: OrchestratorSettings, metrics: Metrics, world: World) -> Te
             service = await _service(
                 settings, stack, metrics, opened, world.clock_s, is_fresh=is_fresh
             )
-            feed = await _feed(settings, stack, world.feed)
+            service.feed = feed = await _feed(settings, stack, world.feed)
             service.proxy = proxy = await _proxy(settings, stack, world.proxy)
             service.let_out_resumption()
             async with _background(service, feed, proxy):
@@ -283,16 +283,14 @@ async def _run(jobs: list[Coroutine[Any, Any, None]]) -> None:
 def _say_crash(service: Orchestrator, task: asyncio.Task[None]) -> None:
     if task.cancelled() or task.exception() is None:
         return
-    error = task.exception()
-    if (
-        isinstance(error, BaseExceptionGroup)
-        and error.split((LedgerUnavailable, NotLeading))[1] is None
-    ):
-        return  # the term ends
+    error, ends_term = task.exception(), (LedgerUnavailable, NotLeading)
+    if isinstance(error, BaseExceptionGroup) and error.split(ends_term)[1] is None:
+        return
     log.critical("background_crashed", exc_info=error)
     if service.ledger.is_durable:
         service.journal.give_up("a background task crashed; the log has it")
     else:  # nothing to begin again from: this only refuses what comes
+        service.has_crashed = True
         service.book.run = service.book.run.stopped("a background task crashed; the log has it")
 
 

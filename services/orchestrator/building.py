@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from services.orchestrator.records import Draft
 from services.orchestrator.stepping import Built
 from sideband.batch.packing import PackingPlan, plan_rows
+from sideband.errors import InvalidInput
 from sideband.feed.codec import Step, encode_step
 from sideband.ids import RunId
 from sideband.model import ModelShape
@@ -38,6 +39,17 @@ def build(draft: Draft, rules: BuildRules) -> Built:
     return Built(
         body=body, digest=hashlib.sha256(body).hexdigest(), micro_batches=step.micro_batch_count
     )
+
+
+def build_or_say(draft: Draft, rules: BuildRules) -> Built | str:
+    """The step, or why it must not or cannot be built."""
+    problem = validity_problem(draft, rules)
+    if problem is not None:
+        return problem
+    try:
+        return build(draft, rules)
+    except InvalidInput as exc:
+        return f"step {draft.step} cannot be built: {exc}"
 
 
 def validity_problem(draft: Draft, rules: BuildRules) -> str | None:

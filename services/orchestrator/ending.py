@@ -14,7 +14,9 @@ from services.orchestrator.stepping import close_done, is_last_step
 def tick(book: Book, change: Change, now_s: float) -> None:
     """Everything that time alone decides; to be called about once a second."""
     expire(book, change, now_s)
-    _policy_deadline(book, change, now_s)
+    late = overdue_policy(book, now_s)
+    if late is not None:
+        set_run(book, change, book.run.stopped(late), now_s)
     if book.run.phase is Phase.DRAINING:
         _drain(book, change, now_s)
 
@@ -37,17 +39,18 @@ def set_run(book: Book, change: Change, run: Run, now_s: float) -> None:
         close_done(book, change)
 
 
-def _policy_deadline(book: Book, change: Change, now_s: float) -> None:
+def overdue_policy(book: Book, now_s: float) -> str | None:
+    """Which policy should have been applied by now; None when none is late."""
     for record in sorted(book.open_steps.values(), key=lambda record: record.step):
         if record.acknowledged_s is None or book.retention.is_done(record.step):
             continue
-        if now_s - record.acknowledged_s >= book.rules.policy_timeout_s:
-            reason = (
-                f"v{record.step} was not applied within {book.rules.policy_timeout_s:.0f} s after "
-                f"every rank committed step {record.step}"
-            )
-            set_run(book, change, book.run.stopped(reason), now_s)
-        return
+        if now_s - record.acknowledged_s < book.rules.policy_timeout_s:
+            return None
+        return (
+            f"v{record.step} was not applied within {book.rules.policy_timeout_s:.0f} s after "
+            f"every rank committed step {record.step}"
+        )
+    return None
 
 
 def _drain(book: Book, change: Change, now_s: float) -> None:

@@ -8,6 +8,7 @@ Problem
 │   └── GroupConflict, GroupFull, GroupClosed
 ├── LeaseUnknown, RolloutUnknown, StepUnknown (404)
 ├── RolloutConflict (409)    the id was delivered with another body
+├── CausePersists (409)      what stopped the run is still so
 ├── RolloutInStep (409)      too late to drop it: a rank may have to read its files
 ├── PolicyUnknown, PolicyBehind, TooManyLeases, TooManyRollouts (503, with Retry-After)
 ├── LedgerBehind, LedgerUnavailable, NotLeading, StorageFull (503, with Retry-After)
@@ -148,6 +149,12 @@ class RolloutInStep(Problem):
 
     def __init__(self, rollout_id: RolloutId, step: int | None) -> None:
         super().__init__(f"Rollout {rollout_id} lies in step {step}.", step=step)
+
+
+class CausePersists(Problem):
+    """The run stays stopped: what stopped it, or something like it, is still so."""
+
+    status, code, title = 409, "cause_persists", "Cause persists"
 
 
 class PolicyUnknown(Problem):

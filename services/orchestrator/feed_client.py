@@ -146,6 +146,12 @@ class FeedClient:
         if not answer.is_success:
             raise FeedCallFailed(f"end: {answer.status_code} {_problem(answer).detail}")
 
+    async def reopen(self) -> None:
+        """More steps will come after all. Raises FeedCallFailed."""
+        answer = await self._call("DELETE", "/v1/end")
+        if not answer.is_success:
+            raise FeedCallFailed(f"end: {answer.status_code} {_problem(answer).detail}")
+
     async def _get(self, path: str) -> httpx.Response:
         answer = await self._call("GET", path)
         if not answer.is_success:

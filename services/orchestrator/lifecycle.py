@@ -1,8 +1,8 @@
 """The phases of a run. Pure.
 
 running ⇄ paused → draining → ended;  any of these → stopped. ``ended`` and ``stopped`` are
-terminal and say why. A drain has two deadlines: by the first the open leases end, by the second
-the run, whatever the trainer and the policy do.
+terminal and say why; a stopped run is reopened once its cause is gone. A drain has two deadlines:
+by the first the open leases end, by the second the run, whatever the trainer and the policy do.
 """
 
 from dataclasses import dataclass, replace
@@ -61,6 +61,13 @@ class Run:
     def resumed(self) -> "Run":
         """Leases again. Only a paused one resumes."""
         return replace(self, phase=Phase.RUNNING) if self.phase is Phase.PAUSED else self
+
+    def reopened(self) -> "Run":
+        """The cause of a stop is gone: on as before, a drain as a drain. Only a stopped one."""
+        if self.phase is not Phase.STOPPED:
+            return self
+        phase = Phase.RUNNING if self.drain_until_s is None else Phase.DRAINING
+        return replace(self, phase=phase, reason=f"reopened after: {self.reason}")
 
     def draining(self, *, leases_until_s: float, drain_until_s: float) -> "Run":
         """Take no new rollouts, end by ``drain_until_s``. Repeating it only brings it forward."""

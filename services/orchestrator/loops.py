@@ -13,13 +13,13 @@ from typing import Final
 import structlog
 
 from services.orchestrator import stepping
-from services.orchestrator.building import BuildRules, build, validity_problem
+from services.orchestrator.building import BuildRules, build_or_say
 from services.orchestrator.limits import DISCARD_ATTEMPTS_MAX, RETRY_WAIT_S_MAX
 from services.orchestrator.proxy_client import ProxyCallFailed, ProxyClient
-from services.orchestrator.rebuilding import rebuild_steps
+from services.orchestrator.rebuilding import build_rules, rebuild_steps
 from services.orchestrator.service import Orchestrator
 from services.orchestrator.sweeping import sweep
-from sideband.errors import InvalidInput, PayloadError
+from sideband.errors import PayloadError
 
 log = structlog.get_logger(__name__)
 RETRY_WAIT_S_MIN: Final = 0.1
@@ -27,14 +27,7 @@ RETRY_WAIT_S_MIN: Final = 0.1
 
 async def build_steps(service: Orchestrator) -> None:
     """Build a step whenever one is full."""
-    settings = service.settings
-    rules = BuildRules(
-        run_id=service.book.rules.run_id,
-        model=service.model,
-        plan=service.plan,
-        routing_valid_fraction_min=settings.routing_valid_fraction_min,
-        mask_valid_fraction_min=settings.mask_valid_fraction_min,
-    )
+    rules = build_rules(service)
     service.to_build.set()  # a draft may be there, steps without a body, or enough for a step
     while True:
         await service.to_build.wait()
@@ -58,16 +51,11 @@ async def build_one(service: Orchestrator, rules: BuildRules) -> bool:
         await service.commit(change)
     if draft is None or service.book.run.is_terminal:
         return False
-    problem = validity_problem(draft, rules)
-    if problem is None:
-        try:
-            built = await asyncio.to_thread(build, draft, rules)
-        except InvalidInput as exc:
-            problem = f"step {draft.step} cannot be built: {exc}"
+    built = await asyncio.to_thread(build_or_say, draft, rules)
     if service.book.draft is not draft:
         return True  # the trainer went back meanwhile: it is decided again
-    if problem is not None:
-        await service.stop(problem)
+    if isinstance(built, str):
+        await service.stop(built)
         return False
     with service.decision() as change:
         record = stepping.finish(service.book, change, draft, built, service.clock_s())

@@ -4,6 +4,7 @@ from services.orchestrator import stepping
 from services.orchestrator.book import Book
 from services.orchestrator.history import PolicyRecord, PolicySource
 from services.orchestrator.records import Change
+from services.orchestrator.return_errors import LineageConflict
 
 
 def report(
@@ -15,7 +16,12 @@ def report(
     now_s: float,
     lineage: int | None = None,
 ) -> None:
-    """As ``stepping.apply_policy``; what is news is remembered, the oldest beyond the bound not."""
+    """As ``stepping.apply_policy``; what is news is remembered, the oldest beyond the bound not.
+
+    Raises LineageConflict for a lineage that is not the run's.
+    """
+    if lineage is not None and lineage != book.lineage:
+        raise LineageConflict(f"The run's lineage is {book.lineage}.", lineage=book.lineage)
     stepping.apply_policy(book, change, policy_version, lineage=lineage)
     known = book.policies[-1] if book.policies else None
     is_known = known is not None and (known.policy_version, known.lineage) == (

@@ -22,10 +22,29 @@ log = structlog.get_logger(__name__)
 UNFINISHED = frozenset({StepState.BUILT, StepState.SHIPPED})
 
 
-async def rebuild_steps(service: Orchestrator, rules: BuildRules) -> None:
-    """Give unfinished steps their bodies. A step that cannot have one stops the run.
+def build_rules(service: Orchestrator) -> BuildRules:
+    """How steps are built, new ones too."""
+    return BuildRules(
+        run_id=service.book.rules.run_id,
+        model=service.model,
+        plan=service.plan,
+        routing_valid_fraction_min=service.settings.routing_valid_fraction_min,
+        mask_valid_fraction_min=service.settings.mask_valid_fraction_min,
+    )
 
-    Only the next few of them: after the trainer went back there may be many.
+
+async def rebuild_steps(service: Orchestrator, rules: BuildRules) -> None:
+    """Give unfinished steps their bodies. A step that cannot have one stops the run."""
+    problem = await rebuild_next(service, rules)
+    if problem is not None:
+        await service.stop(problem)
+    service.to_ship.set()
+
+
+async def rebuild_next(service: Orchestrator, rules: BuildRules) -> str | None:
+    """Why a step cannot have its body; None when the next few have theirs.
+
+    After the trainer went back there may be many more.
     """
     steps = [r.step for r in service.book.open_steps.values() if r.state in UNFINISHED]
     for step in sorted(steps)[: service.book.rules.steps_ahead_max]:
@@ -33,9 +52,8 @@ async def rebuild_steps(service: Orchestrator, rules: BuildRules) -> None:
         if record is not None and record.state in UNFINISHED and not record.body:
             problem = await _rebuild(service, rules, record)
             if problem is not None:
-                await service.stop(problem)
-                return
-    service.to_ship.set()
+                return problem
+    return None
 
 
 async def _rebuild(service: Orchestrator, rules: BuildRules, record: StepRecord) -> str | None:

@@ -27,7 +27,7 @@ from services.orchestrator.errors import (
     RolloutUnknown,
     TooManyRollouts,
 )
-from services.orchestrator.feed_client import Failure
+from services.orchestrator.feed_client import Failure, FeedClient
 from services.orchestrator.files import Files
 from services.orchestrator.history import PolicySource
 from services.orchestrator.intake import IntakeRules, read
@@ -41,7 +41,6 @@ from services.orchestrator.proxy_client import ProxyClient
 from services.orchestrator.records import Change, Lease, LeaseState, Rollout
 from services.orchestrator.releases import Releases
 from services.orchestrator.resuming import Resumption
-from services.orchestrator.return_errors import LineageConflict
 from services.orchestrator.room import Room
 from services.orchestrator.wire import RolloutWire
 from sideband.batch.packing import PackingPlan
@@ -72,11 +71,15 @@ class Orchestrator:
         self.sessions: asyncio.Queue[SessionId] = asyncio.Queue()  # to be discarded
         self.releases = Releases()
         self.proxy: ProxyClient | None = None  # where turns are fetched; the app sets it
+        self.feed: FeedClient | None = None  # the app sets it, too
+        self.has_crashed = False  # a background task is gone
         self.to_build = asyncio.Event()  # something may be ready to be built
         self.to_ship = asyncio.Event()  # something may be ready to be shipped
         self.to_sweep = asyncio.Event()  # the run has ended
         self.feed_failure: Failure | None = None  # as the feed says
         self.feed_lineage = 0  # that the feed is known to know
+        self.ended_lineage: int | None = None  # for which the feed was told that no more will come
+        self.feed_turn = asyncio.Lock()  # held by who hands steps over
         self.pushes = 0  # of the policy version, so that an older answer to a poll is known
         self.clock_s = clock_s
         self.journal = Journal(
@@ -234,22 +237,12 @@ class Orchestrator:
         return rollout
 
     async def set_policy_version(
-        self, policy_version: int, source: PolicySource, *, lineage: int | None = None
+        self, version: int, source: PolicySource, *, lineage: int | None = None
     ) -> None:
         """What every serving engine has applied at least. Raises LineageConflict."""
-        if lineage is not None and lineage != self.book.lineage:
-            raise LineageConflict(
-                f"The run's lineage is {self.book.lineage}.", lineage=self.book.lineage
-            )
+        now_s = self.clock_s()
         with self.decision() as change:
-            policies.report(
-                self.book,
-                change,
-                policy_version,
-                source=source,
-                now_s=self.clock_s(),
-                lineage=lineage,
-            )
+            policies.report(self.book, change, version, source=source, now_s=now_s, lineage=lineage)
         await self.commit(change)
 
     async def acknowledge(self, committed_step: int) -> None:
@@ -287,6 +280,10 @@ class Orchestrator:
         await self._enter(run)
         await self.tick()
         return self.book.run
+
+    async def reopen(self) -> Run:
+        """What stopped the run is gone, as ``reopening`` has seen."""
+        return await self._enter(self.book.run.reopened())
 
     async def stop(self, reason: str) -> None:
         """A fault ends the run; what was collected stays where it is."""

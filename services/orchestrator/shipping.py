@@ -29,31 +29,23 @@ RETRY_WAIT_S_MIN: Final = 0.1
 
 async def ship_steps(service: Orchestrator, feed: FeedClient) -> None:
     """Hand built steps to the feed, in order, and say when no more will come."""
-    ended_lineage: int | None = None
     while True:
         await service.to_ship.wait()
         service.to_ship.clear()
-        await _ship_all(service, feed)
-        lineage = service.book.lineage
-        if is_complete(service) and ended_lineage != lineage and await _end(service, feed):
-            ended_lineage = lineage
+        async with service.feed_turn:
+            await _ship_all(service, feed)
+            lineage = service.book.lineage
+            has_ended = service.ended_lineage == lineage
+            if is_complete(service) and not has_ended and await _end(service, feed):
+                service.ended_lineage = lineage
 
 
 async def _ship_all(service: Orchestrator, feed: FeedClient) -> None:
     wait_s = RETRY_WAIT_S_MIN
     while service.book.run.phase is not Phase.STOPPED:
         try:
-            await tell_feed(service, feed)
-            record, lineage = stepping.unsent(service.book), service.book.lineage
-            if record is None or not record.body:
-                return  # nothing to send, or not built again yet
-            await service.settled()  # the feed must not have what a crash could change
-            # A feed that was started anew takes any step as its first: what it lost goes first.
-            # Only the process that was asked may take it, should the feed start anew in between.
-            instance = await poll_feed_once(service, feed)
-            if stepping.unsent(service.book) is not record:
-                continue
-            await feed.put_step(record.step, record.body, feed_instance=instance)
+            if not await _hand_over(service, feed):
+                return
         except StepRejected as exc:
             await service.stop(str(exc))
             return
@@ -68,11 +60,48 @@ async def _ship_all(service: Orchestrator, feed: FeedClient) -> None:
             wait_s = min(RETRY_WAIT_S_MAX, wait_s * 2)
             continue
         wait_s = RETRY_WAIT_S_MIN
-        if service.book.lineage != lineage:
-            continue  # the trainer went back meanwhile: it is sent again
+
+
+async def _hand_over(service: Orchestrator, feed: FeedClient) -> bool:
+    """Hand the next step over; False when there is none, or it is not built again yet.
+
+    Raises FeedCallFailed, StepRejected.
+    """
+    await tell_feed(service, feed)
+    record, lineage = stepping.unsent(service.book), service.book.lineage
+    if record is None or not record.body:
+        return False
+    await service.settled()  # the feed must not have what a crash could change
+    # A feed that was started anew takes any step as its first: what it lost goes first.
+    # Only the process that was asked may take it, should the feed start anew in between.
+    instance = await poll_feed_once(service, feed)
+    if stepping.unsent(service.book) is not record:
+        return True
+    await feed.put_step(record.step, record.body, feed_instance=instance)
+    if service.book.lineage == lineage:  # else the trainer went back meanwhile: it is sent again
         with service.decision() as change:
             stepping.shipped(service.book, change, record.step)
         await service.commit(change)
+    return True
+
+
+async def refused_by(feed: FeedClient, service: Orchestrator) -> str | None:
+    """Why the feed does not take what comes next; None when it does, or may later."""
+    try:
+        served = (await feed.acknowledgements()).run_id
+        if served != service.book.rules.run_id:
+            return f"the feed serves run {served}"
+        service.ended_lineage = None  # a stopped run has told it the end
+        await feed.reopen()
+        await _hand_over(service, feed)
+    except StepRejected as exc:
+        service.to_ship.set()  # it is told the end again
+        return str(exc)
+    except FeedBusy:
+        return None
+    except FeedCallFailed as exc:
+        return f"the feed cannot be asked: {exc}"
+    return None
 
 
 def is_complete(service: Orchestrator) -> bool:

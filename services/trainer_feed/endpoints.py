@@ -148,6 +148,16 @@ async def end(service: ServiceDep) -> FeedView:
     return service.end()
 
 
+@router.delete(
+    "/v1/end", tags=["steps"], summary="More steps will come after all", responses=responses()
+)
+async def reopen(service: ServiceDep) -> FeedView:
+    """After a run that was stopped goes on. Ranks that were told the end must be started again.
+    Idempotent.
+    """
+    return service.reopen()
+
+
 @router.get("/v1/ranks", tags=["admin"], summary="Ranks and what each has", responses=responses())
 async def list_ranks(service: ServiceDep) -> RanksView:
     """Absent ranks too: a dead one is named here."""

@@ -153,6 +153,11 @@ class FeedService:
         self._server.end()
         return self.view()
 
+    def reopen(self) -> FeedView:
+        """More steps will come after all."""
+        self._server.reopen()
+        return self.view()
+
     def pause(self, *, is_paused: bool) -> FeedView:
         """Neither take nor send; commits still count."""
         self._server.pause(is_paused=is_paused)

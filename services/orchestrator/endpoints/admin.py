@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Query
 
 from services.kit.problems import responses
-from services.orchestrator import returning, sweeping
+from services.orchestrator import reopening, returning, sweeping
 from services.orchestrator.admin_schemas import (
     DrainBody,
     GoBackBody,
@@ -21,7 +21,7 @@ from services.orchestrator.admin_schemas import (
     SweptVersion,
 )
 from services.orchestrator.endpoints.parts import EVERYWHERE, Service, shown
-from services.orchestrator.errors import NoPayloadRoot, RunEnded, RunStopped
+from services.orchestrator.errors import CausePersists, NoPayloadRoot, RunEnded, RunStopped
 from services.orchestrator.limits import LIST_ITEMS_MAX
 from services.orchestrator.return_errors import (
     LineageConflict,
@@ -135,6 +135,21 @@ async def pause(service: Service) -> RunView:
 async def resume(service: Service) -> RunView:
     """After a pause. Idempotent."""
     await service.resume()
+    return await shown(service, RunView.of(service.book, service.feed_failure))
+
+
+@router.post(
+    "/v1/admin/reopen",
+    summary="Go on with a run that a fault stopped",
+    responses=responses(*EVERYWHERE, CausePersists, RunEnded),
+)
+async def reopen(service: Service) -> RunView:
+    """Everything that stops a run is tried first: policies that are late, steps that cannot be
+    built, a feed that refuses the next one. What is still so is a 409 that says it. Then the run
+    goes on (a drain goes on as a drain) and `reason` says what had stopped it. Leases that were
+    cancelled stay so; ranks, which were told the end, must be started again. Idempotent.
+    """
+    await reopening.reopen(service)
     return await shown(service, RunView.of(service.book, service.feed_failure))
 
 

@@ -129,6 +129,14 @@ class FeedServer:
         self._forget()
         self.wake()
 
+    def reopen(self) -> None:
+        """More steps will come after all; who was told END must be started again. Idempotent."""
+        self.delivery.held.is_ended = False
+        for rank in self.delivery.ranks.values():
+            rank.is_end_told = False
+        self._drained.clear()
+        self.wake()
+
     def go_back(self, to: GoneBack) -> tuple[int, ...]:
         """The trainer went back: the steps that were dropped. Idempotent. Raises LineageConflict.
 

@@ -83,6 +83,8 @@ class StubFeed:
             raise httpx.ConnectError("the feed is down", request=request)
         path = request.url.path
         if request.method == "PUT" and path.startswith("/v1/steps/"):
+            if self.has_ended:
+                return refusal(409, "feed_ended")
             if self.refusals:
                 return self.refusals.pop(0)
             if self.restarts_before_put:
@@ -117,7 +119,7 @@ class StubFeed:
             }
             return httpx.Response(200, json=body)
         if path == "/v1/end":
-            self.has_ended = True
+            self.has_ended = request.method == "POST"
             return httpx.Response(200, json={})
         return httpx.Response(404, json={"code": "not_found", "detail": path})
 

@@ -269,7 +269,7 @@ async def test_a_loop_that_crashes_stops_the_run_and_readiness_says_so(
     def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("services.orchestrator.loops.build", broken)
+    monkeypatch.setattr("services.orchestrator.building.build", broken)
     async with orchestrator(tmp_path, by_handle=False) as bench:
         await bench.lease("r0")
         await bench.deliver("r0", plain_turn("r0.t0", [1, 2], [3]))

@@ -1,12 +1,13 @@
 """The trainer goes back to an earlier checkpoint: the same steps again, or what is gone is said."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sideband.feed.codec import encode_step
-from tests.services.orchestrator.support import Bench, assert_problem, files_of
+from tests.services.orchestrator.support import SETTLE_S, Bench, assert_problem, files_of
 from tests.services.orchestrator.test_resume import World
 
 
@@ -246,7 +247,7 @@ async def test_a_step_that_is_being_built_is_decided_again_behind_a_gap(
         bench.feed.commit(1)
         bench.proxy.applied = 1
         await bench.until(lambda: not bench.on_disk(), "it is done")
-        monkeypatch.setattr("services.orchestrator.loops.validity_problem", _back_first(bench))
+        monkeypatch.setattr("services.orchestrator.building.validity_problem", _back_first(bench))
         for name in ("c", "d")[:ahead]:
             await collect(bench, name, advantage=1.0)
         await bench.until(lambda: bench.feed.taken == [1, 1], "under the number of the gap")
@@ -255,17 +256,11 @@ async def test_a_step_that_is_being_built_is_decided_again_behind_a_gap(
 
 
 def _back_first(bench: Bench) -> Any:
-    """In the middle of building the second step the trainer is back at the beginning."""
-    from services.orchestrator import going_back
-    from services.orchestrator.going_back import Remains
+    """While the second step is built, in its thread, the trainer goes back to the beginning."""
+    loop = asyncio.get_running_loop()
 
     def act(*_: object) -> None:
-        book = bench.service.book
-        if not book.returns:
-            with bench.service.decision() as change:
-                remains = Remains(steps={}, files={}, files_missing=frozenset())
-                going_back.go_back(book, change, step=0, remains=remains, now_s=0.0)
-            book.seal(change)
-            bench.service.journal.put(change)
+        if not bench.service.book.returns:
+            asyncio.run_coroutine_threadsafe(go_back(bench, 0), loop).result(SETTLE_S)
 
     return act

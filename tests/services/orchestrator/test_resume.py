@@ -113,7 +113,7 @@ async def test_a_step_that_was_decided_and_not_built_is_built_by_the_next_proces
 ) -> None:
     world = World(tmp_path, step_rollouts=2)
     with monkeypatch.context() as patch:
-        patch.setattr("services.orchestrator.loops.build", _never)
+        patch.setattr("services.orchestrator.building.build", _never)
         async with world.life() as bench:
             await collect(bench, "a")
             await collect(bench, "b")

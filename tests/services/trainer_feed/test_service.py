@@ -374,3 +374,25 @@ async def test_the_trainer_goes_back_once_for_each_lineage() -> None:
         wrong = await client.put("/v1/lineage", json={**told, "last_step": 0})
         assert wrong.status_code == 422
         assert (await put(client, step_of(2))).status_code == 201
+
+
+async def test_the_end_is_taken_back_and_new_ranks_go_on() -> None:
+    async with running() as (client, endpoint):
+        assert (await put(client, step_of(1))).status_code == 201
+        await client.post("/v1/end")
+        first = await asyncio.gather(*(asyncio.to_thread(read_closed, endpoint, r) for r in (0, 1)))
+        refused = await put(client, step_of(2))
+        assert (refused.status_code, refused.json()["code"]) == (409, "feed_ended")
+        assert (await client.delete("/v1/end")).json()["state"] == "streaming"
+        assert (await put(client, step_of(2))).status_code == 201
+        await client.post("/v1/end")
+        second = await asyncio.gather(
+            *(asyncio.to_thread(read_closed, endpoint, r) for r in (0, 1))
+        )
+        assert {step for rank in first for step, *_ in rank} == {1}
+        assert {step for rank in second for step, *_ in rank} == {2}
+
+
+def read_closed(endpoint: str, cp_rank: int) -> list[tuple[int, int, str]]:
+    with rank(endpoint, cp_rank) as feed:
+        return read_all(feed)
