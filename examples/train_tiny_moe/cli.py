@@ -60,8 +60,12 @@ def mismatch(
     model: Annotated[Path, typer.Option(help="The engine's model folder.", exists=True)],
     answers: Annotated[Path, typer.Option(help="Its recorded answers, JSON lines.", exists=True)],
     out: Out = Path("example-out"),
+    payload_root: Annotated[
+        Path | None, typer.Option(help="Where the rows of answers by handle lie.", exists=True)
+    ] = None,
 ) -> None:
     """Measure how far a float32 trainer is from a real engine, with and without its rows."""
     torch.set_num_threads(THREADS)
-    found = asyncio.run(measure(model.resolve(), answers, out.resolve()))
+    measuring = measure(model.resolve(), answers, out.resolve(), answers_root=payload_root)
+    found = asyncio.run(measuring)
     print_mismatch(Console(), found, title=f"float32 trainer against {answers.name}")

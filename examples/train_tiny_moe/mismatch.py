@@ -19,15 +19,17 @@ SEQ_LEN_MULTIPLE: Final = 256
 RANK_TIMEOUT_S: Final = 60.0
 
 
-async def measure(model_folder: Path, answers_path: Path, out: Path) -> dict[Use, Mismatch]:
+async def measure(
+    model_folder: Path, answers_path: Path, out: Path, *, answers_root: Path | None = None
+) -> dict[Use, Mismatch]:
     """The float32 trainer's mismatch for each use of the engine's rows.
 
     The answers take the whole way: payload files, orchestrator, feed, one rank. ``model_folder``
-    holds the engine's own weights; ``out`` gets the payload root. Raises UnusableAnswer,
-    WrongWeights, RunFailed.
+    holds the engine's own weights; ``answers_root`` the rows of answers by handle; ``out`` gets the
+    payload root of the run. Raises UnusableAnswer, IncompleteRows, WrongWeights, RunFailed.
     """
     learner = Learner(await asyncio.to_thread(load_model, model_folder))
-    rollouts = await asyncio.to_thread(read_answers, answers_path)
+    rollouts = await asyncio.to_thread(read_answers, answers_path, answers_root)
     longest = max(len(turn.token_ids) for rollout in rollouts for turn in rollout.turns)
     job = Job(
         dp_size=1,

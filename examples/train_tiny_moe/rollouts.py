@@ -5,8 +5,7 @@ Legend: P prompt and C completion tokens of a turn, N = P + C, A all decoder lay
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
+from sideband.routing.rows import RowArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,7 +25,7 @@ class Turn:
     temperature: float
     top_k: int
     top_p: float
-    experts_NAK: NDArray[np.uint8] | None
+    experts_NAK: RowArray | None
     kept_C: list[list[int]] | None
     scores_C: list[list[float]] | None = None  # of the kept ids
 

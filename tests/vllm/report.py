@@ -26,6 +26,7 @@ class Report:
     """Rows in the order in which their checks began."""
 
     checks: dict[str, Row] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # further tables, below
 
     def row(self, check: str) -> Row:
         """The row of a check."""
@@ -44,4 +45,5 @@ class Report:
                 f"{row.inline_bytes:8d} B  {row.handle_bytes:8d} B"
                 for row in self.checks.values()
             ),
+            *self.notes,
         ]
