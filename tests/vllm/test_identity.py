@@ -1,0 +1,67 @@
+"""What a real server says of itself, and what a proxy that starts makes of it."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from scripts.vllm_env.model import CONFIG
+from scripts.vllm_env.servers import VllmServer
+from services.inference_proxy.app import create_app
+from services.inference_proxy.config import EngineSettings, ProxySettings
+from tests.services.inference_proxy.harness import until
+from tests.vllm.comparing import Comparer, ask, body_of
+from tests.vllm.report import Report
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+TRAIN = {"X-Sideband-Kind": "train"}
+
+
+@asynccontextmanager
+async def proxied(server: VllmServer, root: Path, **settings: Any) -> AsyncIterator[Any]:
+    """A proxy that has asked its one engine; its client."""
+    engines = (EngineSettings(name="e0", url=server.url),)
+    app = create_app(
+        ProxySettings(engines=engines, payload_root=root, probe_timeout_s=20, **settings)
+    )
+    async with app.router.lifespan_context(app):
+        engine = app.state.parts.book.get("e0")
+        await until(lambda: engine.health.state == "healthy", timeout_s=30)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://proxy", timeout=60
+        ) as http:
+            yield http
+
+
+async def name_weights(server: VllmServer, name: str) -> None:
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as engine:
+        named = await engine.post("/update_weight_version", json={"new_version": name})
+        assert named.status_code == 200, named.text
+
+
+async def test_a_proxy_that_starts_takes_the_version_of_the_weights_and_refuses_another_model(
+    vllm_0_32: VllmServer, payload_root: Path, comparer: Comparer, report: Report, tmp_path: Path
+) -> None:
+    row = report.row("0.32 after a restart of the proxy")
+    await name_weights(vllm_0_32, "11")
+    async with proxied(vllm_0_32, payload_root) as http:
+        shown = (await http.get("/v1/policy-version")).json()
+        assert (shown["applied"], shown["engines"]) == (11, {"e0": 11})
+        body = body_of(list(range(40)), "named", seed=3, extra_args={"payload_debug": True})
+        answer = await ask(http, body, TRAIN)
+        comparer.check(answer, row)
+        (file,) = {segment.file for segment in answer.choices[0].segments}
+        assert file.startswith("v11/")
+    await name_weights(vllm_0_32, "default")  # as it was started: others use it too
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**CONFIG, "num_experts": 32}))
+    async with proxied(vllm_0_32, payload_root, model_config_path=config) as http:
+        ready = await http.get("/readyz")
+        assert ready.status_code == 503
+        (reason,) = ready.json()["reasons"]
+        assert reason.startswith("no colocated engine serves (e0: model_mismatch: it serves")
