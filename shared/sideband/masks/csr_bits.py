@@ -17,11 +17,13 @@ from sideband.masks import loops
 from sideband.masks.bits import pack_ids, packed_bytes, unpack_ids, width_of
 from sideband.masks.errors import MalformedMaskBlock, TokenNotOfRow
 from sideband.masks.rice import words_of
-from sideband.masks.rows import MaskRows
-from sideband.masks.rules import first_row_without, first_unsorted_row
+from sideband.masks.rows import VALUES_AT_ONCE, MaskRows
+from sideband.masks.rules import first_row_without, first_unsorted_row, row_ranges
+from sideband.masks.starts import START_BYTES, starts_of
 
-START_BYTES: Final = 4
 _GROUP: Final = 8  # ids that begin and end with a byte
+
+assert VALUES_AT_ONCE % _GROUP == 0, "a part of the ids begins with a byte"
 
 
 def bytes_before(masks: MaskRows, vocab_size: int) -> NDArray[np.int64]:
@@ -53,29 +55,15 @@ def decode_rows(
     """
     last = first + len(sampled_N)
     assert 0 <= first < last <= rows, "a row range outside the block is the caller's bug"
-    starts_bytes = START_BYTES * (rows + 1)
-    if len(stored) < starts_bytes:
-        raise MalformedMaskBlock("bytes", len(stored), f"must hold {rows} rows")
-    starts_R = np.frombuffer(stored[:starts_bytes], "<u4").astype(np.int64)
-    _check_starts(starts_R, vocab_size)
+    starts_R = starts_of(stored, rows, vocab_size, malformed=MalformedMaskBlock)
     width, count = width_of(vocab_size), int(starts_R[-1])
-    stream = np.frombuffer(stored[starts_bytes:], np.uint8)
+    stream = np.frombuffer(stored[starts_R.nbytes :], np.uint8)
     if len(stream) != packed_bytes(count, width):
         raise MalformedMaskBlock("bytes", len(stored), f"must hold {count} ids of {width} bits")
     spare_bits = 8 * len(stream) - count * width
     if spare_bits and int(stream[-1]) >> (8 - spare_bits):
         raise MalformedMaskBlock("spare bits", int(stream[-1]), "must be zero")
-    return _unpack(stream, starts_R[first : last + 1], sampled_N, vocab_size)
-
-
-def _check_starts(starts_R: NDArray[np.int64], vocab_size: int) -> None:
-    if starts_R[0] != 0:
-        raise MalformedMaskBlock("starts", int(starts_R[0]), "must begin with 0")
-    counts = np.diff(starts_R)
-    if counts.min(initial=0) < 0:
-        raise MalformedMaskBlock("starts", int(np.argmin(counts)), "must not run backwards")
-    if counts.max(initial=0) > vocab_size:
-        raise MalformedMaskBlock("row", int(counts.max()), f"keeps over {vocab_size} ids")
+    return _unpack(stream, starts_R[first : last + 1].astype(np.int64), sampled_N, vocab_size)
 
 
 def _unpack(
@@ -89,15 +77,14 @@ def _unpack(
     width = width_of(vocab_size)
     skipped = begin // _GROUP * _GROUP
     stream = stream[skipped * width // 8 : packed_bytes(end, width)]
-    unpack, starts_N = loops.UNPACK_ROWS.for_items(end - begin), starts_N - begin
+    unpack = loops.UNPACK_ROWS.for_items(end - begin)
+    starts_N -= begin
     if unpack is None:
-        ids_M = unpack_ids(stream, end - skipped, width)[begin - skipped :]
-        masks = MaskRows(starts_N, ids_M)
-        _check_ids(masks, vocab_size)
-        _check_token(first_row_without(masks, sampled_N), sampled_N)
+        masks = MaskRows(starts_N, _ids_of(stream, end - skipped, width)[begin - skipped :])
+        _check_ids(masks, sampled_N, vocab_size)
         return masks
     ids_M = np.empty(end - begin, np.int32)
-    words, sampled_N = words_of(stream, np.uint32, more=2), np.array(sampled_N, np.int32)
+    words, sampled_N = words_of(stream, np.uint32, more=2), np.require(sampled_N, np.int32, "W")
     bit = (begin - skipped) * width
     found = unpack(words, bit, starts_N, width, sampled_N, vocab_size, ids_M)
     if found < 0:
@@ -114,9 +101,27 @@ def _check_token(row: int | None, sampled_N: NDArray[np.int32]) -> None:
         raise TokenNotOfRow(row, int(sampled_N[row]))
 
 
-def _check_ids(masks: MaskRows, vocab_size: int) -> None:
+def _ids_of(stream: NDArray[np.uint8], count: int, width: int) -> NDArray[np.int32]:
+    """The first ``count`` ids of the stream."""
+    ids = np.empty(count, np.int32)
+    for first in range(0, count, VALUES_AT_ONCE):
+        part = ids[first : first + VALUES_AT_ONCE]
+        begin = first * width // 8
+        end = begin + packed_bytes(len(part), width)
+        part[:] = unpack_ids(stream[begin:end], len(part), width)
+    return ids
+
+
+def _check_ids(masks: MaskRows, sampled_N: NDArray[np.int32], vocab_size: int) -> None:
     if masks.ids_M.max(initial=0) >= vocab_size:
         raise MalformedMaskBlock("id", int(masks.ids_M.max()), f"must be below {vocab_size}")
-    row = first_unsorted_row(masks)
-    if row is not None:
-        raise MalformedMaskBlock("row", row, "its ids must ascend")
+    lacking: int | None = None
+    for first, last in row_ranges(masks, VALUES_AT_ONCE):
+        part = masks.slice(first, last)
+        row = first_unsorted_row(part)
+        if row is not None:
+            raise MalformedMaskBlock("row", first + row, "its ids must ascend")
+        row = first_row_without(part, sampled_N[first:last])
+        if lacking is None and row is not None:
+            lacking = first + row
+    _check_token(lacking, sampled_N)

@@ -4,7 +4,7 @@ A block stands for itself: its starts count from its own first value, so any blo
 
 Errors: MalformedScoreBlock (InvalidInput).
 
-Legend: R rows of the block, M values.
+Legend: R rows of the block, N rows wanted, M values.
 """
 
 from typing import Final
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from sideband.errors import InvalidInput
 from sideband.masks.rows import ScoreRows
 from sideband.masks.rules import first_bad_score
+from sideband.masks.starts import START_BYTES, starts_of
 
-START_BYTES: Final = 4
 VALUE_BYTES: Final = 4
 F32: Final = np.dtype("<f4")
 
@@ -44,27 +44,27 @@ def encode_block(scores: ScoreRows) -> list[NDArray[np.uint8]]:
     return [part.view(np.uint8) for part in (starts, values) if len(part)]
 
 
-def decode_block(stored: memoryview, rows: int, vocab_size: int) -> ScoreRows:
-    """The rows of one block, checked in full before they are returned; they own their memory.
+def decode_rows(
+    stored: memoryview, rows: int, vocab_size: int, *, first: int, count: int
+) -> ScoreRows:
+    """Rows [first, first + count) of a block of R rows; they own their memory.
 
-    Raises MalformedScoreBlock when the sizes do not agree, starts run backwards, a row holds more
-    values than the vocabulary has ids, or a value is no logprob.
+    Sizes and starts are checked for the whole block, values for the rows that are wanted. Raises
+    MalformedScoreBlock when the sizes do not agree, starts run backwards, a row holds more values
+    than the vocabulary has ids, or a value is no logprob.
     """
-    starts_bytes = START_BYTES * (rows + 1)
-    if len(stored) < starts_bytes:
-        raise MalformedScoreBlock("bytes", len(stored), f"must hold {rows} rows")
-    starts_R = np.frombuffer(stored[:starts_bytes], "<u4").astype(np.int64)
-    counts_R = np.diff(starts_R)
-    if starts_R[0] != 0 or counts_R.min(initial=0) < 0:
-        raise MalformedScoreBlock("starts", int(starts_R[0]), "must begin with 0 and not fall")
-    if counts_R.max(initial=0) > vocab_size:
-        raise MalformedScoreBlock("row", int(counts_R.max()), f"holds over {vocab_size} values")
-    if len(stored) - starts_bytes != int(starts_R[-1]) * VALUE_BYTES:
+    last = first + count
+    assert 0 <= first < last <= rows, "a row range outside the block is the caller's bug"
+    starts_R = starts_of(stored, rows, vocab_size, malformed=MalformedScoreBlock)
+    values_bytes = len(stored) - starts_R.nbytes
+    if values_bytes != int(starts_R[-1]) * VALUE_BYTES:
         rule = f"must hold {int(starts_R[-1])} values"
         raise MalformedScoreBlock("bytes", len(stored), rule)
-    values_M = np.frombuffer(stored[starts_bytes:], F32).astype(np.float32)
-    scores = ScoreRows(starts_R, values_M)
+    starts_N = starts_R[first : last + 1].astype(np.int64)
+    wanted_M = np.frombuffer(stored[starts_R.nbytes :], F32)[starts_N[0] : starts_N[-1]]
+    starts_N -= starts_N[0]
+    scores = ScoreRows(starts_N, wanted_M.astype(np.float32))
     row = first_bad_score(scores)
     if row is not None:
-        raise MalformedScoreBlock("row", row, "must hold numbers below infinity")
+        raise MalformedScoreBlock("row", first + row, "must hold numbers below infinity")
     return scores

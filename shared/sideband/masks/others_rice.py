@@ -18,21 +18,21 @@ from numpy.typing import NDArray
 from sideband.masks import loops
 from sideband.masks.errors import MalformedMaskBlock, TokenNotOfRow
 from sideband.masks.loops import LONG_COUNT
+from sideband.masks.others_arrays import decode_others
 from sideband.masks.rice import (
     end_of_ones,
-    ones_of,
     pack_bits,
     unary,
-    unpack_bits,
     widths_of,
     words_of,
 )
-from sideband.masks.rows import MaskRows
+from sideband.masks.rows import VALUES_AT_ONCE, MaskRows
 
 IDS_MAX: Final = 1 << 22  # of a block of more than one row; a writer's has half as many at most
 _LONG_COUNT_BYTES: Final = 4
 _TAG_MULTIPLIER: Final = np.uint32(0x9E3779B1)  # 2^32 over the golden ratio spreads neighbours
 _TAG_SHIFT: Final = np.uint32(28)
+_FOR_LOOPS: Final = ("C", "W")  # what compiled loops take: in one piece, writable
 _RULES: Final = {
     loops.ENDS_EARLY: "must hold a one for each id",
     loops.ID_TOO_LARGE: "must hold ids of the vocabulary",
@@ -121,7 +121,7 @@ def _short_widths(vocab_size: int) -> NDArray[np.int64]:
 
 
 def _range(counts: NDArray[np.uint8], long_counts: NDArray[np.int64], vocab_size: int) -> _Range:
-    rows_of = np.bincount(counts, minlength=LONG_COUNT + 1)[:LONG_COUNT]
+    rows_of = _rows_of_counts(counts)[:LONG_COUNT]
     gaps_of, widths = rows_of * np.arange(LONG_COUNT), _short_widths(vocab_size)
     long_widths = widths_of(long_counts, vocab_size)
     return _Range(
@@ -131,6 +131,14 @@ def _range(counts: NDArray[np.uint8], long_counts: NDArray[np.int64], vocab_size
         bits=int(gaps_of @ widths + long_counts @ long_widths),
         zeros=int(rows_of[1:] @ (vocab_size >> widths[1:]) + (vocab_size >> long_widths).sum()),
     )
+
+
+def _rows_of_counts(counts: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """How many rows have each count byte."""
+    found = np.zeros(LONG_COUNT + 1, np.int64)
+    for first in range(0, len(counts), VALUES_AT_ONCE):
+        found += np.bincount(counts[first : first + VALUES_AT_ONCE], minlength=len(found))
+    return found
 
 
 def decode_rows(
@@ -147,12 +155,12 @@ def decode_rows(
     block = _cut(stored, rows, vocab_size)
     _check_tokens(block, first, sampled_N)
     before, wanted = block.range(0, first), block.range(first, last)
-    found = _decode_compiled(block, before, wanted, sampled_N, is_to_end=last == rows)
-    if found is None:
-        found = _decode_by_arrays(block, before, wanted, sampled_N, is_to_end=last == rows)
-    if isinstance(found, int):
+    ids_M = np.empty(wanted.gaps + len(sampled_N), np.int32)
+    masks = MaskRows(np.empty(len(sampled_N) + 1, np.int64), ids_M)
+    found = _decode(block, before, wanted, masks, sampled_N, is_to_end=last == rows)
+    if found:
         raise MalformedMaskBlock("ids", f"of rows [{first}, {last})", _RULES[found])
-    return found
+    return masks
 
 
 def _cut(stored: memoryview, rows: int, vocab_size: int) -> _Block:
@@ -163,6 +171,9 @@ def _cut(stored: memoryview, rows: int, vocab_size: int) -> _Block:
     remainders_at = tags_at + (rows + 1) // 2
     if len(data) < remainders_at:
         raise MalformedMaskBlock("bytes", len(data), f"must hold {rows} rows")
+    # Long counts are at least 255, as their bytes are: so few are left that they may be widened.
+    if rows > 1 and rows + int(counts_R.sum(dtype=np.int64)) > IDS_MAX:
+        raise MalformedMaskBlock("rows", rows, f"keep over {IDS_MAX} ids")
     long_counts = data[rows:tags_at].view("<u4").astype(np.int64)
     most = int(long_counts.max(initial=0)) if len(long_counts) else int(counts_R.max())
     if most >= vocab_size:
@@ -174,7 +185,8 @@ def _cut(stored: memoryview, rows: int, vocab_size: int) -> _Block:
         raise MalformedMaskBlock("rows", rows, f"keep over {IDS_MAX} ids")
     quotients_at = remainders_at + -(-whole.bits // 8)
     quotients = data[quotients_at:]
-    if len(data) < quotients_at or 8 * len(quotients) >= whole.gaps + whole.zeros + 8:
+    bits = 8 * len(quotients)
+    if len(data) < quotients_at or not whole.gaps <= bits < whole.gaps + whole.zeros + 8:
         raise MalformedMaskBlock("bytes", len(data), f"must hold {whole.gaps} ids")
     if (len(quotients) > 0) != (whole.gaps > 0) or (whole.gaps and not quotients[-1]):
         raise MalformedMaskBlock("bytes", len(data), "must end with the last id")
@@ -197,69 +209,52 @@ def _check_tokens(block: _Block, first: int, sampled_N: NDArray[np.int32]) -> No
         raise TokenNotOfRow(row, int(sampled_N[row]))
 
 
-def _decode_compiled(
-    block: _Block, before: _Range, wanted: _Range, sampled_N: NDArray[np.int32], *, is_to_end: bool
-) -> MaskRows | int | None:
-    """The rows, or what is wrong with them, or None without compiled loops."""
-    decode = loops.DECODE_OTHERS.for_items(wanted.gaps)
-    if decode is None:
-        return None
+def _decode(
+    block: _Block,
+    before: _Range,
+    wanted: _Range,
+    masks: MaskRows,
+    sampled_N: NDArray[np.int32],
+    *,
+    is_to_end: bool,
+) -> int:
+    """Fill ``masks`` with the wanted rows. What is wrong with them, or 0."""
     begin = end_of_ones(block.quotients, before.gaps)
     if begin is None:
         return loops.ENDS_EARLY
-    starts_N = np.empty(len(sampled_N) + 1, np.int64)
-    ids_M = np.empty(wanted.gaps + len(sampled_N), np.int32)
-    found: int = decode(
-        np.array(wanted.counts),
-        wanted.long_counts,
-        widths_of(wanted.long_counts, block.vocab_size),
-        _short_widths(block.vocab_size),
-        words_of(block.remainders, np.uint32, more=2),
-        before.bits,
-        words_of(block.quotients, np.uint64, more=1),
-        begin,
-        is_to_end,
-        np.array(sampled_N, np.int32),
-        block.vocab_size,
-        starts_N,
-        ids_M,
-    )
-    return found or MaskRows(starts_N, ids_M)
-
-
-def _decode_by_arrays(
-    block: _Block, before: _Range, wanted: _Range, sampled_N: NDArray[np.int32], *, is_to_end: bool
-) -> MaskRows | int:
-    """The same without compiled loops."""
-    ones = ones_of(block.quotients)
-    if len(ones) < before.gaps + wanted.gaps:
-        return loops.ENDS_EARLY
-    if is_to_end and len(ones) > before.gaps + wanted.gaps:
-        return loops.GOES_ON
-    counts_N = wanted.counts.astype(np.int64)
-    counts_N[counts_N == LONG_COUNT] = wanted.long_counts
-    ends_N = np.cumsum(counts_N)
-    firsts_N = ends_N - counts_N
-    widths_G = np.repeat(widths_of(counts_N, block.vocab_size), counts_N)
+    counts_N = np.require(wanted.counts, np.uint8, _FOR_LOOPS)
+    sampled_N = np.require(sampled_N, np.int32, _FOR_LOOPS)
     remainders = words_of(block.remainders, np.uint32, more=2)
-    # Sums over all rows at once: what stands before a row is taken off again.
-    sums_G = np.zeros(wanted.gaps + 1, np.int64)
-    np.cumsum(unpack_bits(remainders, before.bits, widths_G) + 1, out=sums_G[1:])
-    places_G = np.append(-1, ones)[before.gaps : before.gaps + wanted.gaps + 1] + 1
-    places_G -= np.arange(wanted.gaps + 1)  # zeros before each one
-    ids_G = (places_G[1:] - np.repeat(places_G[firsts_N], counts_N)) << widths_G
-    ids_G += sums_G[1:] - np.repeat(sums_G[firsts_N] + 1, counts_N)
-    if ids_G.max(initial=0) >= block.vocab_size:
-        return loops.ID_TOO_LARGE
-    sampled_G = np.repeat(sampled_N.astype(np.int64), counts_N)
-    if (ids_G == sampled_G).any():
-        return loops.SAMPLED_ID_TWICE
-    rows_N = np.arange(len(sampled_N))
-    below_G = np.zeros(wanted.gaps + 1, np.int64)
-    np.cumsum(ids_G < sampled_G, out=below_G[1:])
-    ids_M = np.empty(wanted.gaps + len(sampled_N), np.int32)
-    ids_M[np.arange(wanted.gaps) + np.repeat(rows_N, counts_N) + (ids_G > sampled_G)] = ids_G
-    ids_M[firsts_N + rows_N + below_G[ends_N] - below_G[firsts_N]] = sampled_N
-    starts_N = np.zeros(len(sampled_N) + 1, np.int64)
-    np.cumsum(counts_N + 1, out=starts_N[1:])
-    return MaskRows(starts_N, ids_M)
+    decode = loops.DECODE_OTHERS.for_items(wanted.gaps)
+    found: int
+    if decode is None:
+        found = decode_others(
+            counts_N,
+            wanted.long_counts,
+            remainders,
+            before.bits,
+            block.quotients,
+            begin,
+            is_to_end,
+            sampled_N,
+            block.vocab_size,
+            masks.starts_N,
+            masks.ids_M,
+        )
+    else:
+        found = decode(
+            counts_N,
+            wanted.long_counts,
+            widths_of(wanted.long_counts, block.vocab_size),
+            _short_widths(block.vocab_size),
+            remainders,
+            before.bits,
+            words_of(block.quotients, np.uint64, more=1),
+            begin,
+            is_to_end,
+            sampled_N,
+            block.vocab_size,
+            masks.starts_N,
+            masks.ids_M,
+        )
+    return found

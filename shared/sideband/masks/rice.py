@@ -8,6 +8,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sideband.masks.rows import VALUES_AT_ONCE
+
 _WORD_BITS: Final = np.uint64(64)
 _ONES_OF_BYTE: Final = np.array([byte.bit_count() for byte in range(256)], np.int64)
 
@@ -67,12 +69,15 @@ def end_of_ones(stream: NDArray[np.uint8], count: int) -> int | None:
     """The place after the first ``count`` ones; None when there are fewer."""
     if count == 0:
         return 0
-    through = np.cumsum(_ONES_OF_BYTE[stream])
-    byte = int(np.searchsorted(through, count))
-    if byte == len(stream):
-        return None
-    within = ones_of(stream[byte : byte + 1])
-    return 8 * byte + int(within[count - 1 - (int(through[byte - 1]) if byte else 0)]) + 1
+    for first in range(0, len(stream), VALUES_AT_ONCE):
+        through = np.cumsum(_ONES_OF_BYTE[stream[first : first + VALUES_AT_ONCE]])
+        if through[-1] >= count:
+            byte = int(np.searchsorted(through, count))
+            within = ones_of(stream[first + byte : first + byte + 1])
+            before = int(through[byte - 1]) if byte else 0
+            return 8 * (first + byte) + int(within[count - 1 - before]) + 1
+        count -= int(through[-1])
+    return None
 
 
 def words_of(

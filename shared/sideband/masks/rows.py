@@ -3,12 +3,15 @@
 Legend: N rows, M values in all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+VALUES_AT_ONCE: Final = 1 << 16  # of passes over arrays: bounds what decoding holds beyond its rows
+_PARTS_AT_ONCE: Final = 1024  # as objects, which weigh far more than the rows of a small one
 
 Value = TypeVar("Value", bound=np.generic)
 
@@ -64,8 +67,8 @@ class RaggedRows(Generic[Value]):
     @classmethod
     def concatenate(cls, parts: Sequence[Self]) -> Self:
         """All rows of all parts, in order."""
-        if not parts:
-            return cls.empty(0)
+        if len(parts) < 2:
+            return parts[0] if parts else cls.empty(0)
         starts = np.zeros(sum(map(len, parts)) + 1, np.int64)
         row = 0
         for part in parts:
@@ -73,6 +76,18 @@ class RaggedRows(Generic[Value]):
             np.add(part.starts_N[1:], starts[row], out=starts[row + 1 : stop + 1])
             row = stop
         return cls(starts, np.concatenate([part.values_M for part in parts]))
+
+    @classmethod
+    def gathered(cls, parts: Iterable[Self]) -> Self:
+        """The same of parts that come one by one, which may be many and small."""
+        joined: list[Self] = []
+        pending: list[Self] = []
+        for part in parts:
+            pending.append(part)
+            if len(pending) == _PARTS_AT_ONCE:
+                joined.append(cls.concatenate(pending))
+                pending.clear()
+        return cls.concatenate(joined + pending)
 
 
 class MaskRows(RaggedRows[np.int32]):

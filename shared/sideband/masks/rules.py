@@ -3,6 +3,7 @@
 Legend: N rows, M kept ids in all.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,17 @@ def runs_with_ids(masks: RaggedRows[Any]) -> list[tuple[int, int]]:
     return [(first, last) for first, last in pairs]
 
 
+def row_ranges(masks: RaggedRows[Any], size_max: int) -> Iterator[tuple[int, int]]:
+    """Ranges [first, last) that tile the rows: of at most so many rows and ids, or of one row."""
+    first, count = 0, len(masks)
+    while first < count:
+        reached = int(masks.starts_N[first]) + size_max
+        last = int(np.searchsorted(masks.starts_N, reached, side="right")) - 1
+        last = min(max(last, first + 1), first + size_max, count)
+        yield first, last
+        first = last
+
+
 def row_of_each_id(masks: RaggedRows[Any]) -> NDArray[np.int64]:
     """For each kept id, the row that keeps it."""
     return np.repeat(np.arange(len(masks), dtype=np.int64), np.diff(masks.starts_N))
@@ -57,6 +69,9 @@ def first_unsorted_row(masks: MaskRows) -> int | None:
 
 def first_row_without(masks: MaskRows, token_ids_N: NDArray[np.int32]) -> int | None:
     """The first row that keeps some ids but not the token of ``token_ids_N``, or None."""
+    if len(masks) == 1:  # it may be a whole vocabulary: no more arrays of its length than one
+        is_lacking = len(masks.ids_M) > 0 and not (masks.ids_M == token_ids_N[0]).any()
+        return 0 if is_lacking else None
     counts = np.diff(masks.starts_N)
     is_kept = masks.ids_M == np.repeat(token_ids_N, counts)
     found = np.zeros(len(masks), np.bool_)
@@ -76,7 +91,7 @@ def first_row_with(
 
 def first_bad_score(scores: ScoreRows) -> int | None:
     """The first row with a value that no logprob has: not a number, or infinitely likely."""
-    wrong = np.flatnonzero(np.isnan(scores.values_M) | np.isposinf(scores.values_M))
+    wrong = np.flatnonzero(~(scores.values_M < np.inf))  # no comparison holds for what is no number
     return row_of_id(scores, int(wrong[0])) if len(wrong) else None
 
 

@@ -16,6 +16,7 @@ from sideband.errors import InvalidInput
 from sideband.fields import Field
 from sideband.masks import csr_bits, csr_floats, others_rice
 from sideband.masks.rows import MaskRows, ScoreRows
+from sideband.masks.starts import START_BYTES
 from sideband.model import ModelShape
 from sideband.payload import packed
 from sideband.payload.columns import RowArray
@@ -93,16 +94,24 @@ class MaskEncoding:
         return [part.data for part in self.parts_of(masks, sampled_N, vocab_size) if len(part)]
 
 
+class DecodeScores(Protocol):
+    """Decodes rows [first, first + count) of a block of ``rows`` rows; they own their memory.
+
+    Raises InvalidInput on bytes that no writer makes.
+    """
+
+    def __call__(
+        self, stored: memoryview, rows: int, vocab_size: int, *, first: int, count: int
+    ) -> ScoreRows: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreEncoding:
-    """Scores of kept ids as blocks; ``bytes_before`` and ``bytes_min`` as those of kept sets.
-
-    ``decode_block(stored, rows, vocab_size)`` raises InvalidInput on bytes that no writer makes.
-    """
+    """Scores of kept ids as blocks; ``bytes_before`` and ``bytes_min`` as those of kept sets."""
 
     name: str
     parts_of: Callable[[ScoreRows], list[NDArray[np.uint8]]]
-    decode_block: Callable[[memoryview, int, int], ScoreRows]
+    decode_rows: DecodeScores
     bytes_before: Callable[[ScoreRows], NDArray[np.int64]]
     bytes_min: tuple[int, int]
 
@@ -143,7 +152,7 @@ CSR_BITS: Final = MaskEncoding(
     parts_of=csr_bits.encode_block,
     decode_rows=csr_bits.decode_rows,
     bytes_before=csr_bits.bytes_before,
-    bytes_min=(csr_bits.START_BYTES, csr_bits.START_BYTES),
+    bytes_min=(START_BYTES, START_BYTES),
 )
 OTHERS_RICE: Final = MaskEncoding(
     name="others-rice",
@@ -155,9 +164,9 @@ OTHERS_RICE: Final = MaskEncoding(
 CSR_F32: Final = ScoreEncoding(
     name="csr-f32",
     parts_of=csr_floats.encode_block,
-    decode_block=csr_floats.decode_block,
+    decode_rows=csr_floats.decode_rows,
     bytes_before=csr_floats.bytes_before,
-    bytes_min=(csr_floats.START_BYTES, csr_floats.START_BYTES),
+    bytes_min=(START_BYTES, START_BYTES),
 )
 ROUTING_ENCODINGS: Final[Mapping[str, RoutingEncoding]] = MappingProxyType(
     {encoding.name: encoding for encoding in (RAW, PACKED)}

@@ -4,6 +4,8 @@ Legend: N rows of the segment.
 """
 
 from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +31,8 @@ from sideband.payload.errors import (
 from sideband.payload.handles import OpenPayload, OpenSection
 from sideband.payload.header import Run, Section
 from sideband.segments import Field, PayloadSegment
+
+Ragged = TypeVar("Ragged", MaskRows, ScoreRows)
 
 
 def read_routing_rows(payload: OpenPayload, segment: PayloadSegment, out: RowArray) -> None:
@@ -71,24 +75,17 @@ def read_mask_rows(
     encoding = MASK_ENCODINGS.get(opened.section.encoding)
     if encoding is None:
         raise UnsupportedEncoding(payload.file, opened.section.encoding)
-    parts = []
-    for block in blocks_of(opened, segment):
-        stored = scratch_block(payload, block)
-        try:
-            rows = encoding.decode_rows(
-                stored,
-                block.rows,
-                segment.shape[0],
-                first=block.first,
-                sampled_N=sampled_token_ids_N[block.start : block.stop],
-            )
-        except TokenNotOfRow as exc:
-            row = block.start + exc.row
-            raise SampledTokenMismatch(payload.file, row=row, token_id=exc.token_id) from exc
-        except InvalidInput as exc:
-            raise BlockMalformed(payload.file, block=block.number, reason=str(exc)) from exc
-        parts.append(rows)
-    return parts[0] if len(parts) == 1 else MaskRows.concatenate(parts)
+
+    def decoded(block: Block) -> MaskRows:
+        return encoding.decode_rows(
+            scratch_block(payload, block),
+            block.rows,
+            segment.shape[0],
+            first=block.first,
+            sampled_N=sampled_token_ids_N[block.start : block.stop],
+        )
+
+    return MaskRows.gathered(_each(payload, blocks_of(opened, segment), decoded))
 
 
 def read_score_rows(payload: OpenPayload, segment: PayloadSegment) -> ScoreRows:
@@ -97,15 +94,31 @@ def read_score_rows(payload: OpenPayload, segment: PayloadSegment) -> ScoreRows:
     encoding = SCORE_ENCODINGS.get(opened.section.encoding)
     if encoding is None:
         raise UnsupportedEncoding(payload.file, opened.section.encoding)
-    parts = []
-    for block in blocks_of(opened, segment):
-        stored = scratch_block(payload, block)
+
+    def decoded(block: Block) -> ScoreRows:
+        return encoding.decode_rows(
+            scratch_block(payload, block),
+            block.rows,
+            segment.shape[0],
+            first=block.first,
+            count=block.last - block.first,
+        )
+
+    return ScoreRows.gathered(_each(payload, blocks_of(opened, segment), decoded))
+
+
+def _each(
+    payload: OpenPayload, blocks: Iterable[Block], decoded: Callable[[Block], Ragged]
+) -> Iterator[Ragged]:
+    """What each block holds of the segment, its faults named."""
+    for block in blocks:
         try:
-            rows = encoding.decode_block(stored, block.rows, segment.shape[0])
+            yield decoded(block)
+        except TokenNotOfRow as exc:
+            row = block.start + exc.row
+            raise SampledTokenMismatch(payload.file, row=row, token_id=exc.token_id) from exc
         except InvalidInput as exc:
             raise BlockMalformed(payload.file, block=block.number, reason=str(exc)) from exc
-        parts.append(rows if block.is_whole else rows.slice(block.first, block.last))
-    return parts[0] if len(parts) == 1 else ScoreRows.concatenate(parts)
 
 
 def _section_of(payload: OpenPayload, segment: PayloadSegment, field: Field) -> OpenSection:

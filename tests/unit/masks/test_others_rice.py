@@ -187,7 +187,7 @@ def changed(place: int, value: int, stored: bytes = ONE) -> bytes:
         (ONE, 1 << 40, VOCAB, "must hold"),
         (b"\xff\xff\0\0", 1, VOCAB, "must hold 1 rows"),
         (ONE[:2], 1, VOCAB, "must hold 2 ids"),
-        (ONE[:-1], 1, VOCAB, "end with the last id"),
+        (ONE[:-1], 1, VOCAB, "must hold 2 ids"),
         (ONE + b"\0", 1, VOCAB, "must hold 2 ids"),
         (ONE + b"\1", 1, VOCAB, "must hold 2 ids"),
         (LONGER + b"\0", 1, VOCAB, "end with the last id"),
@@ -199,7 +199,7 @@ def changed(place: int, value: int, stored: bytes = ONE) -> bytes:
         (b"\xff" + struct.pack("<I", 3) + b"\0", 1, VOCAB, "fits a byte"),
         (by_hand([(5, [7, 1000])], VOCAB), 1, VOCAB, "vocabulary"),
         (by_hand([(5, [5, 7])], VOCAB), 1, VOCAB, "sampled token"),
-        (changed(4, 0x80), 1, VOCAB, "a one for each id"),
+        (changed(4, 0x01), 1, VOCAB, "a one for each id"),
         (changed(4, 0b1110), 1, VOCAB, "end with the last id"),
     ],
 )
