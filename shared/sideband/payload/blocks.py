@@ -7,9 +7,11 @@ segment late would fetch its bytes from memory twice.
 import os
 import threading
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from sideband.payload.entries import entries_of
 from sideband.payload.errors import ChecksumMismatch, read_error
 from sideband.payload.handles import OpenPayload, OpenSection
 from sideband.payload.io import read_exactly
@@ -33,7 +35,7 @@ class Block(NamedTuple):
     is_whole: bool  # the segment wants all of its rows
 
 
-def blocks_of(opened: OpenSection, segment: PayloadSegment) -> list[Block]:
+def blocks_of(opened: OpenSection, segment: PayloadSegment) -> Iterator[Block]:
     """The blocks of a segment that lies within the section, in order."""
     row, stop_row = segment.row, segment.row + segment.rows
     index, end, begin = 0, 1, 0
@@ -42,26 +44,22 @@ def blocks_of(opened: OpenSection, segment: PayloadSegment) -> list[Block]:
         index = bisect_right(bounds, row) - 1
         end = bisect_left(bounds, stop_row, index)
         begin = bounds[index]
-    found: list[Block] = []
-    for offset, size_bytes, rows, stored_checksum in opened.index[index:end].tolist():
+    for offset, size_bytes, rows, stored_checksum in entries_of(opened.index[index:end]):
         first, last = max(row, begin), min(stop_row, begin + rows)
-        found.append(
-            Block(
-                index,
-                offset,
-                size_bytes,
-                rows,
-                stored_checksum,
-                first - begin,
-                last - begin,
-                first - row,
-                last - row,
-                last - first == rows,
-            )
+        yield Block(
+            index,
+            offset,
+            size_bytes,
+            rows,
+            stored_checksum,
+            first - begin,
+            last - begin,
+            first - row,
+            last - row,
+            last - first == rows,
         )
         begin += rows
         index += 1
-    return found
 
 
 def read_verified(payload: OpenPayload, block: Block, stored: memoryview) -> None:
@@ -120,7 +118,7 @@ def scratch_block(payload: OpenPayload, block: Block) -> memoryview:
 def verify_blocks(payload: OpenPayload, opened: OpenSection) -> int:
     """Read every block of the section; how many there are. Raises what ``read_verified`` raises."""
     begin = 0
-    for number, (offset, size_bytes, rows, stored) in enumerate(opened.index.tolist()):
+    for number, (offset, size_bytes, rows, stored) in enumerate(entries_of(opened.index)):
         last = begin + rows
         block = Block(number, offset, size_bytes, rows, stored, 0, rows, begin, last, True)
         read_verified(payload, block, memoryview(bytearray(size_bytes)))

@@ -31,9 +31,9 @@ class OpenSection:
 
         Eight bytes per entry, and ``bisect`` finds a row in it without making numpy scalars.
         """
-        bounds = np.zeros(len(self.index) + 1, np.int64)
-        np.cumsum(self.index["rows"], out=bounds[1:])
-        return array("q", bounds.tobytes())
+        bounds = array("q", bytes(8 * (len(self.index) + 1)))
+        np.cumsum(self.index["rows"], out=np.frombuffer(bounds, np.int64)[1:])
+        return bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -34,6 +34,7 @@ from sideband.payload.layout import (
     PREFIX_BYTES,
     ROWS_MAX,
     VERSION,
+    Buffer,
     aligned,
     checksum,
 )
@@ -114,13 +115,13 @@ def encode_front(
     return front.ljust(aligned(len(front)), b"\0")
 
 
-def parse_prefix(data: bytes, *, size_bytes: int, file: str) -> Prefix:
+def parse_prefix(data: Buffer, *, size_bytes: int, file: str) -> Prefix:
     """The prefix at the start of ``data``, for a file of ``size_bytes``.
 
     Raises NotAPayload, UnreadableVersion, UnknownFlags, HeaderTooLarge, PayloadTruncated,
     TrailingBytes.
     """
-    magic = data[: len(MAGIC)]
+    magic = bytes(data[: len(MAGIC)])
     if not MAGIC.startswith(magic):
         raise NotAPayload(file, magic)
     if min(len(data), size_bytes) < PREFIX_BYTES:
@@ -161,9 +162,8 @@ def index_bytes(header: PayloadHeader, prefix: Prefix, *, file: str) -> int:
     return size_bytes
 
 
-def checked_index(front: bytes | bytearray, prefix: Prefix, *, file: str) -> NDArray[np.void]:
+def checked_index(view: memoryview, prefix: Prefix, *, file: str) -> NDArray[np.void]:
     """The block index out of the whole front, after its checksum. Raises HeaderCorrupt."""
-    view = memoryview(front)
     if checksum(view[: PREFIX.size], view[PREFIX_BYTES:]) != prefix.checksum:
         raise HeaderCorrupt(file, "wrong checksum")
     return np.frombuffer(view[PREFIX_BYTES + prefix.header_bytes :], BLOCK_ENTRY)

@@ -136,13 +136,13 @@ class PayloadReader:
     def _read_front(self, fd: int, file: str, path: PayloadPath) -> OpenPayload:
         try:
             size_bytes = os.fstat(fd).st_size
-            front = os.pread(fd, _FIRST_READ_BYTES, 0)
+            front = memoryview(os.pread(fd, _FIRST_READ_BYTES, 0))
         except OSError as exc:
             raise read_error(file, exc) from exc
         prefix = parse_prefix(front, size_bytes=size_bytes, file=file)
         header_stop = PREFIX_BYTES + prefix.header_bytes
         front = _grown(fd, front, header_stop, file)
-        header = decode_header(memoryview(front)[PREFIX_BYTES:header_stop], file=file)
+        header = decode_header(front[PREFIX_BYTES:header_stop], file=file)
         front_stop = header_stop + index_bytes(header, prefix, file=file)
         front = _grown(fd, front, front_stop, file)[:front_stop]
         index = checked_index(front, prefix, file=file)
@@ -168,13 +168,14 @@ class PayloadReader:
             raise OtherModelPayload(file, differing)
 
 
-def _grown(fd: int, front: bytes, wanted_bytes: int, file: str) -> bytes:
+def _grown(fd: int, front: memoryview, wanted_bytes: int, file: str) -> memoryview:
     """At least the first ``wanted_bytes`` of the file, which is known to be that long."""
     if len(front) >= wanted_bytes:
         return front
-    rest = bytearray(wanted_bytes - len(front))
-    read_exactly(fd, [rest], len(front), file=file)
-    return front + bytes(rest)
+    grown = memoryview(bytearray(wanted_bytes))
+    grown[: len(front)] = front
+    read_exactly(fd, [grown[len(front) :]], len(front), file=file)
+    return grown
 
 
 def _opened(header: PayloadHeader, index: NDArray[np.void]) -> dict[int, OpenSection]:
