@@ -9,6 +9,7 @@ from rich.table import Table
 
 from sideband.errors import InvalidInput
 from sideband.payload.header import PayloadHeader
+from sideband.payload.marker import MARKER_NAME
 from sideband.payload.reader import PayloadReader
 from sideband.payload.root import PayloadRoot
 
@@ -35,9 +36,14 @@ def inspect(
 
 
 def _root_of(file: Path) -> Path:
-    if len(file.parents) <= FOLDERS:
-        raise InvalidInput("file", str(file), "must lie at <root>/v<k>/<run id>/<hh>/<name>.sbp")
-    return file.parents[FOLDERS]
+    root = file.parents[FOLDERS] if len(file.parents) > FOLDERS else None
+    if root is None or not (root / MARKER_NAME).exists():
+        rule = (
+            "must lie where it was written, at <root>/v<k>/<run id>/<hh>/<name>.sbp: its path says "
+            f"whose it is; a copy needs these folders and the root's {MARKER_NAME} too"
+        )
+        raise InvalidInput("file", str(file), rule)
+    return root
 
 
 def _facts(name: str, header: PayloadHeader) -> Table:

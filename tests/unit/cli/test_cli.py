@@ -87,12 +87,23 @@ def test_inspect_names_a_flipped_byte(
     assert "checksum" in capsys.readouterr().err
 
 
-def test_inspect_names_a_file_that_lies_in_no_root(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_inspect_says_where_a_file_must_lie_that_lies_in_no_root(
+    payload: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "x.sbp").write_bytes(b"")
-    assert run_main(monkeypatch, "inspect", str(tmp_path / "x.sbp")) == 2
-    assert "no .sideband-root.json" in capsys.readouterr().err
+    for copy in (tmp_path / "x.sbp", tmp_path / "a" / "b" / "c" / "d" / payload.name):
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(payload.read_bytes())
+        assert run_main(monkeypatch, "inspect", str(copy)) == 2
+        shown = capsys.readouterr().err
+        for part in (
+            str(copy),
+            "<root>/v<k>/<run id>/<hh>/<name>.sbp",
+            "root's .sideband-root.json",
+        ):
+            assert part in shown
 
 
 def test_keys_makes_what_is_missing_and_shows_no_secret(tmp_path: Path) -> None:
