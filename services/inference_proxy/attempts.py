@@ -107,6 +107,8 @@ class Attempts:
 
     def drop(self, plan: Plan, files: AbstractSet[str], reason: str) -> None:
         """Delete files of an attempt that nothing refers to."""
+        if not files:
+            return
         self._janitor.discard(policy_version=plan.policy_version, files=files, reason=reason)
 
     def drop_ids(self, plan: Plan, ids: tuple[RequestId, ...], reason: str) -> None:

@@ -41,7 +41,10 @@ class EngineCalls:
 
     def choose(self, role: Role, *, session: SessionId | None, avoid: AbstractSet[str]) -> Engine:
         """The engine that takes a leg. Raises NoEngine."""
-        serving = {engine.name: engine for engine in self._book.serving(role)}
+        found = self._book.serving(role)
+        if len(found) == 1:
+            return found[0]  # also when it failed before: there is no other
+        serving = {engine.name: engine for engine in found}
         in_flight = {name: engine.in_flight for name, engine in serving.items()}
         name = choose(list(serving), in_flight=in_flight, session=session, avoid=avoid)
         if name is None:

@@ -92,6 +92,8 @@ class EngineBook:
         self._engines = {engine.name: engine for engine in engines}
         self._at_start = self._applied = policy_version
         self._model = model
+        # Whether the engines are prefill and decode, and not colocated.
+        self.is_pair = any(engine.role != "colocated" for engine in engines)
         for engine in engines:
             engine.weights = Weights(policy_version=policy_version)
 
@@ -103,11 +105,6 @@ class EngineBook:
         if name not in self._engines:
             raise UnknownEngine(name)
         return self._engines[name]
-
-    @property
-    def is_pair(self) -> bool:
-        """Whether the engines are prefill and decode, and not colocated."""
-        return any(engine.role != "colocated" for engine in self)
 
     @property
     def roles(self) -> tuple[Role, ...]:

@@ -295,5 +295,5 @@ class as_problems:  # a function to whoever uses it
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if isinstance(error, OWN_ERRORS):
+        if error is not None and isinstance(error, OWN_ERRORS):
             raise problem_of(error) from error

@@ -7,7 +7,7 @@ session that lost a turn is never handed in without it.
 Errors: TurnProblem and its kinds (``turn_problems``).
 """
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
@@ -48,8 +48,8 @@ class KeptTurns:
         self._turns: OrderedDict[RequestId, KeptTurn] = OrderedDict()  # the oldest first
         self._sessions: OrderedDict[SessionId, _Session] = OrderedDict()
         self._gone: OrderedDict[RequestId, Reason] = OrderedDict()
-        self._running: Counter[RequestId] = Counter()
-        self._running_sessions: Counter[SessionId] = Counter()
+        self._running: dict[RequestId, int] = {}
+        self._running_sessions: dict[SessionId, int] = {}
         self.size_bytes = 0
 
     def __len__(self) -> int:
@@ -66,9 +66,9 @@ class KeptTurns:
 
     def begin(self, request_id: RequestId, session_id: SessionId | None) -> None:
         """It is being answered from here on."""
-        self._running[request_id] += 1
+        _increase(self._running, request_id)
         if session_id is not None:
-            self._running_sessions[session_id] += 1
+            _increase(self._running_sessions, session_id)
 
     def end(self, request_id: RequestId, session_id: SessionId | None) -> None:
         """It is not any more."""
@@ -125,7 +125,7 @@ class KeptTurns:
         Raises a TurnProblem, also when one of its turns cannot be given.
         """
         self.expire()
-        if self._running_sessions[session_id]:
+        if session_id in self._running_sessions:
             raise TurnRunning("a turn is being answered", request_id=None, session_id=session_id)
         session = self._sessions.get(session_id)
         if session is None:
@@ -189,7 +189,7 @@ class KeptTurns:
 
     def _missing(self, request_id: RequestId) -> TurnProblem:
         reason = self._gone.get(request_id)
-        if self._running[request_id]:
+        if request_id in self._running:
             return TurnRunning("is being answered", request_id=request_id)
         if reason is None:
             return TurnUnknown("no such train request is known", request_id=request_id)
@@ -250,7 +250,11 @@ def _is_repeat(before: KeptTurn, turn: KeptTurn) -> bool:
     return is_same and before.prompt.same_as(turn.prompt)
 
 
-def _decrease(counter: Counter[K], key: K) -> None:
-    counter[key] -= 1
-    if not counter[key]:
-        del counter[key]
+def _increase(counts: dict[K, int], key: K) -> None:
+    counts[key] = counts.get(key, 0) + 1
+
+
+def _decrease(counts: dict[K, int], key: K) -> None:
+    left = counts.pop(key) - 1
+    if left:
+        counts[key] = left

@@ -21,8 +21,8 @@ class TurnRef:
     choice: int = 0
 
 
-class KeptTurn(Struct, kw_only=True, eq=False):
-    """One answered request."""
+class KeptTurn(Struct, kw_only=True, eq=False, gc=False):
+    """One answered request. Nothing in it refers back, so the collector need not look at it."""
 
     request_id: RequestId
     session_id: SessionId | None

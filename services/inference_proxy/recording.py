@@ -151,7 +151,7 @@ class EncodedChoice:
         return self.turn
 
 
-class UnreadChoice(Struct, frozen=True, kw_only=True):
+class UnreadChoice(Struct, frozen=True, kw_only=True, gc=False):
     """A choice of a whole answer, kept as the client got it: most are never asked for."""
 
     index: int
