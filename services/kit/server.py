@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 EXTENSION: Final = "sideband.caller"  # of the ASGI scope
 START: Final = "http.response.start"
+JOINED_BYTES_MAX: Final = 64 << 10  # of a body; copying a larger one costs more than a write
 
 
 class Caller(Protocol):
@@ -106,7 +107,12 @@ class CallerProtocol(HttpToolsProtocol):
         lines = [STATUS_LINE[message["status"]]]
         lines += [b"%b: %b\r\n" % header for header in cycle.default_headers]
         lines += [b"%b: %b\r\n" % header for header in message["headers"]]
-        self.transport.write(b"".join([*lines, b"\r\n", message["body"]]))
+        head, body = b"".join([*lines, b"\r\n"]), message["body"]
+        if len(body) <= JOINED_BYTES_MAX:
+            self.transport.write(head + body)
+        else:
+            self.transport.write(head)
+            self.transport.write(body)
         cycle.message_event.set()
         cycle.on_response()
 

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from services.kit.server import (
+    JOINED_BYTES_MAX,
     START,
     CallerProtocol,
     PlainCaller,
@@ -119,6 +120,24 @@ async def test_a_whole_answer_is_one_write_and_another_request_may_follow() -> N
         assert len(transport.parts) == count
         assert transport.parts[-1].endswith(b"\r\n\r\nhello")
     assert not transport.is_closed
+
+
+@pytest.mark.parametrize("over", [0, 1])
+async def test_a_large_body_is_not_copied_once_more(over: int) -> None:
+    body = b"x" * (JOINED_BYTES_MAX + over)
+    headers = [(b"content-length", b"%d" % len(body))]
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        protocol = protocol_of(scope)
+        assert protocol is not None
+        message = {"type": START, "status": 200, "headers": headers, "body": body}
+        await WholeSend(protocol, scope, send)(message)
+
+    protocol, transport = connected(app)
+    protocol.data_received(GET)
+    await settled()
+    assert len(transport.parts) == 1 + over
+    assert b"".join(transport.parts).endswith(b"\r\n\r\n" + body)
 
 
 async def test_requests_that_come_at_once_are_answered_in_turn() -> None:
