@@ -5,7 +5,7 @@ SIDEBAND_TORCH ?= 1
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 .DEFAULT_GOAL := help
-.PHONY: help bench bench-full demo example test test-fast test-faults test-nfs test-slow test-vllm lint types check openapi lock sbom audit up down build clean torch
+.PHONY: help bench bench-full demo example test test-fast test-faults test-fuzz test-nfs test-slow test-vllm lint types check openapi lock sbom audit up down build clean torch
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -53,6 +53,10 @@ CRASH_SEEDS ?= 20
 test-faults: torch ## seeded faults and crashes, so many seeds of each; says what was injected
 	$(PYTEST) -n 2 -m "not docker" tests/faults --fault-seeds $(FAULT_SEEDS)
 	$(PYTEST) tests/e2e/test_crashes.py --crash-seeds $(CRASH_SEEDS)
+
+FUZZ_SECONDS ?= 60
+test-fuzz: .venv/.ready ## changed files, steps and messages for FUZZ_SECONDS each, from printed seeds
+	$(PYTEST) tests/fuzz/test_payload_reader.py tests/fuzz/test_feed_decoders.py --fuzz-seconds $(FUZZ_SECONDS)
 
 NFS_AT ?=
 NFS_SHARED ?=
