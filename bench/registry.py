@@ -24,6 +24,7 @@ MODULES: Final = (
     "files_curve",
     "leases_curve",
     "orchestrator_load",
+    "plugin_overhead",
 )
 Measure = Callable[[Scale], RowResult]
 

@@ -41,12 +41,18 @@ class Timings:
 
 
 def paired(
-    sides: Mapping[str, Callable[[], object]], *, rounds: int, warm_ups: int = 1, repeat: int = 1
+    sides: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    warm_ups: int = 1,
+    repeat: int = 1,
+    wake: Mapping[str, Callable[[], object]] | None = None,
 ) -> Timings:
     """Run every side once per round, each round beginning with another side.
 
     ``repeat`` calls make one timing, for sides that take microseconds. What a side returns is
-    dropped inside its own timing, as its owner would.
+    dropped inside its own timing, as its owner would. ``wake`` is called, untimed, right before
+    each timing of its side, for sides that fall asleep while the others run.
     """
     names = list(sides)
     for _ in range(warm_ups):
@@ -56,6 +62,8 @@ def paired(
     for number in range(rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
+            if wake is not None:
+                wake[name]()
             seconds[name].append(timed(sides[name], repeat=repeat))
     return Timings(seconds)
 

@@ -12,6 +12,7 @@ from bench.__main__ import FINDINGS_MARK, merged, write
 from bench.registry import Row, rows
 from bench.results import Claim, Curve, Machine, Report, RowResult, Series
 from bench.scale import TINY
+from scripts.vllm_env import servers
 
 MACHINE = Machine(
     processor="one", cores=2, memory_bytes=1, filesystem="x", kernel="k", python="p", load_before=0
@@ -23,8 +24,11 @@ def report_of(*found: RowResult) -> Report:
 
 
 def cases() -> Iterator[ParameterSet]:
-    """Rows that start servers belong to the tier of real processes."""
+    """Rows that start servers belong to the tier of real processes, a real vLLM's to its own."""
     for row in rows():
+        if row.name.startswith("plugin"):
+            yield pytest.param(row, id=row.name, marks=[pytest.mark.vllm])
+            continue
         is_real = row.name.startswith(("proxy", "orchestrator")) or row.name == "feed"
         yield pytest.param(row, id=row.name, marks=[pytest.mark.e2e] if is_real else [])
 
@@ -39,6 +43,17 @@ def test_a_row_runs_and_its_result_survives_json_and_the_page(row: Row) -> None:
     report = report_of(result)
     assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
     assert result.title in page.render(report, plots="performance")
+
+
+def test_where_no_real_vllm_was_built_its_row_says_so_in_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(servers, "BASE", tmp_path)
+    (row,) = [row for row in rows() if row.name == "plugin_overhead"]
+    result = row.run(TINY)
+    assert (result.measurements, result.claims) == ([], [])
+    assert result.notes == ["Left out: vLLM 0.32 was not built: make test-vllm does it"]
+    assert result.notes[0] in page.render(report_of(result), plots="performance")
 
 
 def test_row_names_are_unique() -> None:
