@@ -1,10 +1,11 @@
-"""A payload file in memory: rows as sections of blocks, their places, and the bytes around them.
+"""A payload file in the making: rows as sections of blocks, their places, the front before them.
 
-Blocks of raw rows are views of the caller's arrays, so nothing is copied that need not be.
+A block is encoded when its turn to be written comes, so that little of a file is ever in memory.
+Blocks of raw rows are views of the caller's arrays: nothing is copied that need not be.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -33,7 +34,7 @@ Ranges = list[tuple[int, int]]  # [first, last) of the rows that are stored, asc
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Part:
-    """One section being made: its blocks as buffers, then its place in the file."""
+    """One section being made. Its place and size are known once its blocks were encoded."""
 
     choice: int
     field: Field
@@ -42,18 +43,15 @@ class Part:
     shape: tuple[int, ...]
     layer_ids: tuple[int, ...]
     runs: tuple[Run, ...]
-    blocks: list[tuple[int, list[Buffer]]]  # rows, stored bytes in parts
+    bounds: Sequence[int]  # rows [bounds[i], bounds[i + 1]) are block i
+    encode: Callable[[int, int], list[Buffer]]  # the stored bytes of rows [first, last), in parts
     offset: int = 0
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the section."""
-        return sum(len(part) for _, parts in self.blocks for part in parts)
+    size_bytes: int = 0
 
     @property
     def rows(self) -> int:
         """Rows of the section."""
-        return sum(rows for rows, _ in self.blocks)
+        return self.bounds[-1]
 
     @property
     def section(self) -> Section:
@@ -69,7 +67,7 @@ class Part:
             size_bytes=self.size_bytes,
             rows=self.rows,
             runs=self.runs,
-            block_count=len(self.blocks),
+            block_count=len(self.bounds) - 1,
         )
 
     def segments(self, file: str) -> list[PayloadSegment]:
@@ -98,7 +96,6 @@ def routing_part(
         rows_NLK = np.concatenate([rows_NLK[first:last] for first, last in ranges])
     stored_rows = sum(last - first for first, last in ranges)
     encoding = encodings.routing_of(model)
-    bounds = routing_blocks(stored_rows, model, encoding)
     return Part(
         choice=choice,
         field="routed_experts",
@@ -107,10 +104,8 @@ def routing_part(
         shape=model.row_shape,
         layer_ids=model.layer_ids,
         runs=_runs(routing.pos, ranges),
-        blocks=[
-            (last - first, encoding.encode_block(rows_NLK[first:last], model))
-            for first, last in pairwise(bounds)
-        ],
+        bounds=routing_blocks(stored_rows, model, encoding),
+        encode=lambda first, last: encoding.encode_block(rows_NLK[first:last], model),
     )
 
 
@@ -119,7 +114,6 @@ def mask_part(choice: int, column: MaskColumn, model: ModelShape, encodings: Enc
     masks = column.masks.with_ids()
     sampled_N = column.sampled_token_ids_N[np.diff(column.masks.starts_N) > 0]
     encoding = MASK_ENCODINGS[encodings.masks]
-    bounds = mask_blocks(masks, model.vocab_size, encoding)
     return Part(
         choice=choice,
         field="sampling_mask",
@@ -128,11 +122,10 @@ def mask_part(choice: int, column: MaskColumn, model: ModelShape, encodings: Enc
         shape=(model.vocab_size,),
         layer_ids=(),
         runs=_runs(column.pos, runs_with_ids(column.masks)),
-        blocks=[
-            (last - first, encoding.encode_block(rows, sampled_N[first:last], model.vocab_size))
-            for first, last in pairwise(bounds)
-            for rows in (masks.slice(first, last),)
-        ],
+        bounds=mask_blocks(masks, model.vocab_size, encoding),
+        encode=lambda first, last: encoding.encode_block(
+            masks.slice(first, last), sampled_N[first:last], model.vocab_size
+        ),
     )
 
 
@@ -148,10 +141,8 @@ def score_part(choice: int, column: MaskColumn, scores: ScoreRows, model: ModelS
         shape=shape,
         layer_ids=(),
         runs=_runs(column.pos, runs_with_ids(scores)),
-        blocks=[
-            (last - first, CSR_F32.encode_block(kept.slice(first, last)))
-            for first, last in pairwise(score_blocks(kept, CSR_F32))
-        ],
+        bounds=score_blocks(kept, CSR_F32),
+        encode=lambda first, last: CSR_F32.encode_block(kept.slice(first, last)),
     )
 
 
@@ -165,70 +156,64 @@ def _runs(pos: int, ranges: Ranges) -> tuple[Run, ...]:
     return tuple(runs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PlacedFile:
-    """Parts with their places. ``body`` follows ``front_bytes`` bytes of ``front``."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class FileInMaking:
+    """A file whose ``body`` is made first and whose ``front_bytes`` bytes of ``front`` last.
 
-    header: PayloadHeader
+    Making one raises HeaderTooLarge.
+    """
+
+    run_id: RunId
+    request_id: RequestId
+    policy_version: int
+    model: ModelShape
     parts: Sequence[Part]
-    header_bytes: int
-    front_bytes: int
-    body: list[Buffer]
-    size_bytes: int
+    header_bytes: int = field(init=False)
+    front_bytes: int = field(init=False)
+    size_bytes: int = field(init=False)  # of what was made so far
+    _index: list[tuple[int, int, int, int]] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.header_bytes, self.front_bytes = front_bytes(self._header())
+        self.size_bytes = self.front_bytes
+
+    def body(self) -> Iterator[list[Buffer]]:
+        """The bytes after the front, block by block, once. Gives each part its place.
+
+        Raises HeaderTooLarge.
+        """
+        for part in self.parts:
+            part.offset = aligned(self.size_bytes)
+            padding: list[Buffer] = [bytes(part.offset - self.size_bytes)]
+            self.size_bytes = part.offset
+            for first, last in pairwise(part.bounds):
+                stored = part.encode(first, last)
+                size_bytes = sum(len(buffer) for buffer in stored)
+                if size_bytes > BLOCK_BYTES_MAX:
+                    raise HeaderTooLarge("", "block bytes", size_bytes, limit=BLOCK_BYTES_MAX)
+                entry = (self.size_bytes, size_bytes, last - first, checksum(*stored))
+                self._index.append(entry)
+                self.size_bytes += size_bytes
+                part.size_bytes += size_bytes
+                yield padding + stored
+                padding = []
 
     def front(self) -> bytes:
-        """Prefix, header and block index; reads every block for its checksum."""
-        entries: list[tuple[int, int, int, int]] = []
-        for part in self.parts:
-            reached = part.offset
-            for rows, stored in part.blocks:
-                size_bytes = sum(len(buffer) for buffer in stored)
-                entries.append((reached, size_bytes, rows, checksum(*stored)))
-                reached += size_bytes
-        index = np.array(entries, BLOCK_ENTRY)
+        """Prefix, header and block index, once the whole body was made."""
         front = encode_front(
-            self.header, index, header_bytes=self.header_bytes, file_bytes=self.size_bytes
+            self._header(),
+            np.array(self._index, BLOCK_ENTRY),
+            header_bytes=self.header_bytes,
+            file_bytes=self.size_bytes,
         )
         assert len(front) == self.front_bytes, "the front has the size that was reserved for it"
         return front
 
-
-def place(
-    parts: Sequence[Part],
-    *,
-    run_id: RunId,
-    request_id: RequestId,
-    policy_version: int,
-    model: ModelShape,
-) -> PlacedFile:
-    """Give each part its offset. Raises HeaderTooLarge."""
-
-    def header() -> PayloadHeader:
+    def _header(self) -> PayloadHeader:
         return PayloadHeader(
-            run_id=run_id,
-            request_id=request_id,
-            policy_version=policy_version,
-            model=model,
-            sections=tuple(part.section for part in parts),
+            run_id=self.run_id,
+            request_id=self.request_id,
+            policy_version=self.policy_version,
+            model=self.model,
+            sections=tuple(part.section for part in self.parts),
         )
-
-    header_bytes, front = front_bytes(header())
-    reached = front
-    body: list[Buffer] = []
-    for part in parts:
-        body.append(bytes(aligned(reached) - reached))
-        part.offset = reached = aligned(reached)
-        for _, stored in part.blocks:
-            size_bytes = sum(len(buffer) for buffer in stored)
-            if size_bytes > BLOCK_BYTES_MAX:
-                raise HeaderTooLarge("", "block bytes", size_bytes, limit=BLOCK_BYTES_MAX)
-            body.extend(stored)
-            reached += size_bytes
-    return PlacedFile(
-        header=header(),
-        parts=parts,
-        header_bytes=header_bytes,
-        front_bytes=front,
-        body=body,
-        size_bytes=reached,
-    )

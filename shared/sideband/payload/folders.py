@@ -116,24 +116,18 @@ def _translated(file: str) -> Iterator[None]:
 
 
 @contextmanager
-def staged(
-    folder_fd: int, staging: str, name: str, *, is_size_synced: bool = False
-) -> Iterator[int]:
+def staged(folder_fd: int, staging: str, name: str) -> Iterator[int]:
     """A new file ``staging`` for writing, synced and renamed to ``name`` when the block succeeds.
 
     When anything fails before or in that, the file is removed. The caller syncs the folder.
-    ``is_size_synced``: the block synced the file at its full size, and what it wrote after that
-    lies within. Raises OSError.
+    Raises OSError.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(staging, flags, FILE_MODE, dir_fd=folder_fd)
     with removed_on_error(folder_fd, staging):
         try:
             yield fd
-            if is_size_synced:  # only bytes are left: no second journal commit
-                os.fdatasync(fd)
-            else:
-                os.fsync(fd)
+            os.fsync(fd)
         finally:
             os.close(fd)
         os.rename(staging, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)

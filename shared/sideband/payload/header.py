@@ -88,25 +88,25 @@ def front_bytes(header: PayloadHeader) -> tuple[int, int]:
     """(header bytes, offset of the first section) with room for every offset and size.
 
     The length of the JSON depends on the offsets and they on it; so the header is sized for the
-    longest ones and ends in spaces.
+    longest ones and ends in spaces. Raises HeaderTooLarge.
     """
     longest = [
         msgspec.structs.replace(section, offset=_RESERVED, size_bytes=_RESERVED)
         for section in header.sections
     ]
     header_bytes = len(msgspec.json.encode(msgspec.structs.replace(header, sections=longest)))
-    index_size = total_blocks(header.sections) * BLOCK_ENTRY.itemsize
-    return header_bytes, aligned(PREFIX_BYTES + header_bytes + index_size)
+    if header_bytes > HEADER_BYTES_MAX:
+        raise HeaderTooLarge("", "header bytes", header_bytes, limit=HEADER_BYTES_MAX)
+    blocks = total_blocks(header.sections)
+    if blocks > BLOCKS_MAX:
+        raise HeaderTooLarge("", "blocks", blocks, limit=BLOCKS_MAX)
+    return header_bytes, aligned(PREFIX_BYTES + header_bytes + blocks * BLOCK_ENTRY.itemsize)
 
 
 def encode_front(
     header: PayloadHeader, index: NDArray[np.void], *, header_bytes: int, file_bytes: int
 ) -> bytes:
-    """All bytes before the first section. Raises HeaderTooLarge."""
-    if header_bytes > HEADER_BYTES_MAX:
-        raise HeaderTooLarge("", "header bytes", header_bytes, limit=HEADER_BYTES_MAX)
-    if len(index) > BLOCKS_MAX:
-        raise HeaderTooLarge("", "blocks", len(index), limit=BLOCKS_MAX)
+    """All bytes before the first section; ``header_bytes`` as ``front_bytes`` said."""
     text = msgspec.json.encode(header).ljust(header_bytes)
     assert len(text) == header_bytes, "front_bytes sized the header for its longest form"
     body = text + index.tobytes()

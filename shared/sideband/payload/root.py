@@ -234,12 +234,10 @@ def locate(
 
 
 @contextmanager
-def published(
-    root: PayloadRoot, path: PayloadPath, *, is_size_synced: bool = False
-) -> Iterator[int]:
+def published(root: PayloadRoot, path: PayloadPath) -> Iterator[int]:
     """A descriptor to write the file of ``path`` to. The file appears when the block succeeds.
 
-    Written aside, synced (``is_size_synced`` as in ``staged``), renamed, its folders synced.
+    Written aside, synced, renamed, its folders synced.
     Raises WriteFailed, PathEscapesRoot; after any error there is at most a staging file left.
     """
     file = str(path)
@@ -248,9 +246,7 @@ def published(
         root.durable.made(root.path, path.folders, file=file) as fds,
         removed_on_error(fds[-1], path.name),
     ):
-        with staged(
-            fds[-1], staging_name(path.name), path.name, is_size_synced=is_size_synced
-        ) as fd:
+        with staged(fds[-1], staging_name(path.name), path.name) as fd:
             yield fd
         root.durable.sync(fds, path.folders)
 

@@ -1,12 +1,13 @@
 """Write one request's rows as one payload file, all or nothing.
 
 Rows are checked, encoded block by block and written aside without being joined; the file is synced,
-renamed and its folders synced before the call returns (docs/payload-format.md). A large file is
-written while it is checked: what turns out to be refused was never visible.
+renamed and its folders synced before the call returns (docs/payload-format.md). The disk is at work
+from the first blocks on, and a large file is written while its rows are checked: what turns out to
+be refused was never visible.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -17,11 +18,10 @@ from sideband.errors import InvalidInput
 from sideband.ids import RequestId, check_id
 from sideband.model import ModelShape
 from sideband.payload.assembly import (
+    FileInMaking,
     Part,
-    PlacedFile,
     Ranges,
     mask_part,
-    place,
     routing_part,
     score_part,
 )
@@ -33,12 +33,14 @@ from sideband.payload.layout import CHOICE_MAX
 from sideband.payload.paths import PayloadPath, new_path
 from sideband.payload.refusals import DuplicateChoice
 from sideband.payload.root import PayloadRoot, published
+from sideband.payload.writeback import begin_writeback
 from sideband.routing.rows import valid_rows
 from sideband.segments import PayloadSegment
 
 # Below, a thread costs more than it saves: a megabyte is checked in about a millisecond.
 _OVERLAP_BYTES_MIN: Final = 1 << 20
 _SAMPLE_ROWS: Final = 64
+_WRITEBACK_BYTES: Final = 1 << 20  # a request to the disk of its own, and there is soon another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,24 +74,36 @@ class _Request:
     def routings(self) -> list[tuple[int, RoutingRows]]:
         return [(c.choice, c.routing) for c in self.choices if c.routing is not None]
 
-    def placed(self, ranges: Mapping[int, Ranges], sampled: Mapping[int, list[Part]]) -> PlacedFile:
-        """The file of the routing rows in ``ranges`` and of what was ``sampled``, by choice."""
-        parts: list[Part] = []
-        for choice in self.choices:
-            if choice.routing is not None:
-                found = ranges[choice.choice]
-                part = routing_part(
-                    choice.choice, choice.routing, found, self.model, self.encodings
-                )
-                parts.append(part)
-            parts += sampled.get(choice.choice, [])
-        return place(
-            [part for part in parts if part.blocks],
+    def whole_ranges(self) -> dict[int, Ranges]:
+        """By choice, all its routing rows: as if none were a gap."""
+        return {
+            choice: [(0, len(routing.rows_NLK))] if len(routing.rows_NLK) else []
+            for choice, routing in self.routings
+        }
+
+    def valid_ranges(self) -> dict[int, Ranges]:
+        """The valid ones. Raises WrongRowShape, IdOutOfRange."""
+        return {choice: valid_runs(routing, self.model) for choice, routing in self.routings}
+
+    def file(self, ranges: Mapping[int, Ranges]) -> FileInMaking:
+        """The file of the routing rows in ``ranges`` and of the kept sets."""
+        parts = [part for choice in self.choices for part in self._parts(choice, ranges)]
+        return FileInMaking(
             run_id=self.root.run_id,
             request_id=self.request_id,
             policy_version=self.policy_version,
             model=self.model,
+            parts=[part for part in parts if part.rows],
         )
+
+    def _parts(self, choice: ChoicePayload, ranges: Mapping[int, Ranges]) -> Iterator[Part]:
+        number, routing, masks = choice.choice, choice.routing, choice.masks
+        if routing is not None:
+            yield routing_part(number, routing, ranges[number], self.model, self.encodings)
+        if masks is not None:
+            yield mask_part(number, masks, self.model, self.encodings)
+            if masks.scores is not None:
+                yield score_part(number, masks, masks.scores, self.model)
 
 
 def write_payload(
@@ -120,20 +134,22 @@ def write_payload(
         choices=choices,
         encodings=encodings,
     )
-    sampled = _checked_masks(choices, model, encodings)
+    for choice in choices:
+        if choice.masks is not None:
+            check_masks(choice.masks, model)
     path = new_path(policy_version, root.run_id, request_id)
     ranges: Mapping[int, Ranges] | None = None
     if _is_worth_overlapping(request):
-        file, ranges = _write_while_checking(request, sampled, path)
+        file, ranges = _write_while_checking(request, path)
         if file is not None and ranges is not None:
             return _report(request, path, file, ranges)
     if ranges is None:
-        ranges = {choice: valid_runs(routing, model) for choice, routing in request.routings}
-    file = request.placed(ranges, sampled)
+        ranges = request.valid_ranges()
+    file = request.file(ranges)
     if file.parts:
-        front = file.front()
         with published(root, path) as fd:
-            write_all(fd, [front, *file.body])
+            _write_body(fd, file)
+            _write_front(fd, file)
     return _report(request, path, file, ranges)
 
 
@@ -145,21 +161,6 @@ def _check_choices(choices: Sequence[ChoicePayload]) -> None:
         if choice.choice in seen:
             raise DuplicateChoice(choice.choice)
         seen.add(choice.choice)
-
-
-def _checked_masks(
-    choices: Sequence[ChoicePayload], model: ModelShape, encodings: Encodings
-) -> dict[int, list[Part]]:
-    parts: dict[int, list[Part]] = {}
-    for choice in choices:
-        column = choice.masks
-        if column is None:
-            continue
-        check_masks(column, model)
-        parts[choice.choice] = [mask_part(choice.choice, column, model, encodings)]
-        if column.scores is not None:
-            parts[choice.choice].append(score_part(choice.choice, column, column.scores, model))
-    return parts
 
 
 def _is_worth_overlapping(request: _Request) -> bool:
@@ -183,53 +184,53 @@ class _StartOver(Exception):  # it leaves no function of this module
 
 
 def _write_while_checking(
-    request: _Request, sampled: Mapping[int, list[Part]], path: PayloadPath
-) -> tuple[PlacedFile | None, dict[int, Ranges] | None]:
-    """Write and sync the body as if no row were invalid while it is checked; then the front.
+    request: _Request, path: PayloadPath
+) -> tuple[FileInMaking | None, dict[int, Ranges] | None]:
+    """Write the body as if no row were invalid while that is checked; then the front.
 
     Returns the file, or None when nothing was published since there were gaps after all or no
     thread; and the valid ranges if they were looked for. Raises what the checks raise, and nothing
     is published then either.
     """
-    whole: dict[int, Ranges] = {
-        choice: [(0, len(routing.rows_NLK))] if len(routing.rows_NLK) else []
-        for choice, routing in request.routings
-    }
-    file = request.placed(whole, sampled)
-    ranges: dict[int, Ranges] = {}
+    whole = request.whole_ranges()
+    file = request.file(whole)
+    ranges: dict[int, Ranges] | None = None
     try:
-        with (
-            published(request.root, path, is_size_synced=True) as fd,
-            ThreadPoolExecutor(1) as pool,
-        ):
+        with published(request.root, path) as fd, ThreadPoolExecutor(1) as pool:
             try:
-                written = pool.submit(_write_body, fd, file)
+                checked = pool.submit(request.valid_ranges)
             except RuntimeError as exc:  # the system's limit, or the interpreter shuts down
                 raise _StartOver from exc
-            for choice, routing in request.routings:
-                ranges[choice] = valid_runs(routing, request.model)
+            _write_body(fd, file)
+            ranges = checked.result()
             if ranges != whole:
                 raise _StartOver
-            front = file.front()
-            written.result()
-            os.lseek(fd, 0, os.SEEK_SET)
-            write_all(fd, [front])
+            _write_front(fd, file)
     except _StartOver:
-        return None, ranges or None
+        return None, ranges
     return file, ranges
 
 
-def _write_body(fd: int, file: PlacedFile) -> None:
-    """Make the body durable, with room for the front: what is left then is to sync few bytes."""
-    os.pwrite(fd, bytes(file.front_bytes), 0)
+def _write_body(fd: int, file: FileInMaking) -> None:
+    """By blocks, since a long call keeps its core from all other threads. The disk takes up what is
+    written while the rest is still made, so that little is left to wait for in the sync."""
     os.lseek(fd, file.front_bytes, os.SEEK_SET)
-    for buffer in file.body:  # by blocks: a long call keeps its core from all other threads
-        write_all(fd, [buffer])
-    os.fsync(fd)
+    begun_bytes = file.front_bytes
+    for buffers in file.body():
+        write_all(fd, buffers)
+        if file.size_bytes - begun_bytes >= _WRITEBACK_BYTES:
+            begin_writeback(fd, begun_bytes, file.size_bytes - begun_bytes)
+            begun_bytes = file.size_bytes
+
+
+def _write_front(fd: int, file: FileInMaking) -> None:
+    front = file.front()
+    os.lseek(fd, 0, os.SEEK_SET)
+    write_all(fd, [front])
 
 
 def _report(
-    request: _Request, path: PayloadPath, file: PlacedFile, ranges: Mapping[int, Ranges]
+    request: _Request, path: PayloadPath, file: FileInMaking, ranges: Mapping[int, Ranges]
 ) -> WriteReport:
     stored = sum(last - first for found in ranges.values() for first, last in found)
     columns = [choice.masks for choice in request.choices if choice.masks is not None]

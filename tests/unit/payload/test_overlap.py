@@ -9,7 +9,16 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from sideband.payload import ChoicePayload, PayloadReader, PayloadRoot, RoutingRows, writer
+from sideband.model import ModelShape
+from sideband.payload import (
+    ChoicePayload,
+    PayloadReader,
+    PayloadRoot,
+    RoutingRows,
+    encodings,
+    writer,
+)
+from sideband.payload.checks import valid_runs
 from sideband.payload.columns import RowArray
 from sideband.payload.errors import WriteFailed
 from sideband.payload.refusals import IdOutOfRange, SampledTokenNotKept, WrongRowShape
@@ -49,28 +58,43 @@ def routing_only(rows_NLK: RowArray, pos: int = 0) -> ChoicePayload:
     return ChoicePayload(choice=0, routing=RoutingRows(pos=pos, rows_NLK=rows_NLK), masks=None)
 
 
-def body_first(root: PayloadRoot, *choices: ChoicePayload) -> tuple[list[int], bytes]:
-    """Where each write of a file began, and its bytes."""
-    begins: list[int] = []
+def steps_of(root: PayloadRoot, *choices: ChoicePayload, waits: bool) -> tuple[list[str], bytes]:
+    """Checks and writes in their order, and the file's bytes.
+
+    ``waits``: no check ends before something was written, which never is when it is not meanwhile.
+    """
+    steps: list[str] = []
+    has_written = threading.Event()
     whole = os.writev
 
+    def checked(routing: RoutingRows, model: ModelShape) -> list[tuple[int, int]]:
+        assert has_written.wait(10)
+        steps.append("check")
+        return valid_runs(routing, model)
+
     def writev(fd: int, buffers: list[memoryview]) -> int:
-        begins.append(os.lseek(fd, 0, os.SEEK_CUR))
+        place = os.lseek(fd, 0, os.SEEK_CUR)
+        steps.append("write the body" if place else "write the front")
+        has_written.set()
         return whole(fd, buffers)
 
-    with patch.object(os, "writev", writev):
+    if not waits:
+        has_written.set()
+    with patch.object(os, "writev", writev), patch.object(writer, "valid_runs", checked):
         report = write(root, *choices)
-    return begins, file_path(root, report).read_bytes()
+    return steps, file_path(root, report).read_bytes()
 
 
 def test_it_makes_the_same_bytes(root: PayloadRoot) -> None:
     choices = (request_of(), request_of(choice=1))
-    begins, overlapped = body_first(root, *choices)
+    overlapped, first = steps_of(root, *choices, waits=True)
     with patch.object(writer, "_OVERLAP_BYTES_MIN", 1 << 60):
-        after, plain = body_first(root, *choices)
-    assert overlapped == plain
-    assert begins[-1] == 0 < begins[0]
-    assert after == [0]
+        one_by_one, second = steps_of(root, *choices, waits=False)
+    assert first == second
+    assert (overlapped[0], overlapped[-1]) == ("write the body", "write the front")
+    assert sorted(overlapped) == sorted(one_by_one)
+    assert one_by_one[:3] == ["check", "check", "write the body"]
+    assert one_by_one[-1] == "write the front"
 
 
 @pytest.mark.parametrize("gap", [0, 1, 500, 501, ROWS - 2])
@@ -141,15 +165,15 @@ def test_where_no_thread_can_be_started_the_file_is_written_after_the_checks(
     root: PayloadRoot, gaps: tuple[int, ...]
 ) -> None:
     choices = (request_of(gaps=gaps), request_of(choice=1))
-    _, overlapped = body_first(root, *choices)
+    whole = write(root, *choices)
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     with patch.object(threading.Thread, "start", refuse):
-        begins, alone = body_first(root, *choices)
-    assert alone == overlapped
-    assert begins == [0]
+        steps, alone = steps_of(root, *choices, waits=False)
+    assert alone == file_path(root, whole).read_bytes()
+    assert steps[:3] == ["check", "check", "write the body"]
     assert len(all_files(root)) == 2
 
 
@@ -159,3 +183,22 @@ def test_only_large_files_pay_for_a_thread(root: PayloadRoot) -> None:
         patch.object(writer, "ThreadPoolExecutor", None),
     ):
         write(root, request_of())
+
+
+def test_a_writer_asks_the_disk_to_begin_while_it_goes_on(root: PayloadRoot) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def begin_writeback(fd: int, offset_bytes: int, size_bytes: int) -> None:
+        assert os.fstat(fd).st_size == offset_bytes + size_bytes
+        asked.append((offset_bytes, size_bytes))
+
+    with (
+        patch.object(encodings, "BLOCK_BYTES_TARGET", 1000),
+        patch.object(writer, "_WRITEBACK_BYTES", 3000),
+        patch.object(writer, "begin_writeback", begin_writeback),
+    ):
+        report = write(root, request_of())
+    stops = [offset + size for offset, size in asked]
+    assert [offset for offset, _ in asked[1:]] == stops[:-1]  # without a hole
+    assert min(size for _, size in asked) >= 3000
+    assert report.size_bytes - stops[-1] < 3000
