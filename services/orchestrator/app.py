@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import msgspec
@@ -18,6 +18,7 @@ from pydantic import SecretStr
 
 from services.kit.app import build_app
 from services.orchestrator import loops, shipping
+from services.orchestrator.beginning import begins_anew
 from services.orchestrator.config import OrchestratorSettings
 from services.orchestrator.endpoints import admin, leases, rollouts, steps
 from services.orchestrator.errors import LedgerUnavailable, NotLeading
@@ -120,10 +121,8 @@ def _terms(settings: OrchestratorSettings, metrics: Metrics, world: World) -> Te
     @asynccontextmanager
     async def serve(opened: Ledger, is_first: bool) -> AsyncIterator[Orchestrator]:
         async with AsyncExitStack() as stack:
-            is_fresh = is_first and settings.start == "fresh"
-            service = await _service(
-                settings, stack, metrics, opened, world.clock_s, is_fresh=is_fresh
-            )
+            start = settings.start if is_first else "resume"
+            service = await _service(settings, stack, metrics, opened, world.clock_s, start=start)
             service.feed = feed = await _feed(settings, stack, world.feed)
             service.proxy = proxy = await _proxy(settings, stack, world.proxy)
             service.let_out_resumption()
@@ -158,16 +157,18 @@ async def _service(
     ledger: Ledger,
     clock_s: Callable[[], float],
     *,
-    is_fresh: bool,
+    start: Literal["fresh", "resume"],
 ) -> Orchestrator:
     model = await asyncio.to_thread(load_model, settings.model_config_path)
+    records, run_id = await ledger.load(), RunId(settings.run_id)
+    is_fresh = begins_anew(records, start=start, start_id=settings.start_id, run_id=run_id)
     if is_fresh:
         await ledger.wipe()  # before the files: what is left of them are orphans, never holes
-    records = await ledger.load()
+        records = None
     files = None
     if settings.payload_root is not None:
         # A run that is known has its root: an empty mount point must not become a new one.
-        is_known = records is not None and not is_fresh
+        is_known = records is not None
         root = await asyncio.to_thread(_root, settings, is_fresh=is_fresh, is_known=is_known)
         pool = stack.enter_context(ThreadPoolExecutor(FILE_THREADS, "payload"))
         reader = stack.enter_context(PayloadReader(root, model=model))

@@ -36,7 +36,15 @@ class OrchestratorSettings(ServiceSettings):
         default=None, description="The shared payload root; unset means everything inline."
     )
     start: Literal["fresh", "resume"] = Field(
-        default="resume", description="fresh wipes a marked root; resume keeps it."
+        default="resume",
+        description="fresh wipes a marked root and begins; resume keeps it. A run that has work "
+        "and has not ended is wiped only by a new start_id.",
+    )
+    start_id: str | None = Field(
+        default=None,
+        pattern=ID_PATTERN,
+        description="Names this start, best by what is new when a run is meant to be: a job's id. "
+        "A fresh start with the id that began the run goes on with it, as a supervisor wants.",
     )
     ledger_url: SecretStr | None = Field(
         default=None,

@@ -5,6 +5,15 @@ from typing import Literal
 
 from sideband.ids import RolloutId
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartRecord:
+    """The run was begun, under the id that its settings gave to that start."""
+
+    start_id: str | None
+    begun_s: float
+
+
 PolicySource = Literal["push", "poll", "setting"]
 
 

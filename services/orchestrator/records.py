@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from services.orchestrator.history import PolicyRecord, ReturnRecord
+from services.orchestrator.history import PolicyRecord, ReturnRecord, StartRecord
 from sideband.batch.types import Sample
 from sideband.ids import GroupId, LeaseId, RolloutId, SessionId
 
@@ -232,6 +232,7 @@ class Change:
     bodies: dict[RolloutId, tuple[Sample, ...]] = field(default_factory=dict)  # now collected
     policy_version: int | None = None
     phase: str | None = None
+    start: StartRecord | None = None
     policies: list[PolicyRecord] = field(default_factory=list)
     returns: list[ReturnRecord] = field(default_factory=list)
     delete_files: list[str] = field(default_factory=list)  # given up: to be deleted, never held
@@ -271,6 +272,7 @@ class Records:
     members: list[MemberRecord]
     steps: list[StepRecord]
     files: dict[str, bool]
+    start: StartRecord | None  # None: an earlier version began it
     policies: list[PolicyRecord]
     returns: list[ReturnRecord]
     saved_s: float  # when the last of it was made durable, Unix time

@@ -14,6 +14,7 @@ from services.orchestrator import policies
 from services.orchestrator.book import Book
 from services.orchestrator.config import OrchestratorSettings
 from services.orchestrator.files import Files
+from services.orchestrator.history import StartRecord
 from services.orchestrator.ledger import Ledger
 from services.orchestrator.limits import FILES_PER_STAT
 from services.orchestrator.records import (
@@ -63,6 +64,7 @@ async def resume(
     """The run as ``ledger`` has it in ``records``, or a new one. Raises LedgerError."""
     if records is None:
         book, change = Book(settings.rules()), Change()
+        change.start = StartRecord(start_id=settings.start_id, begun_s=now_s)
         if settings.initial_policy_version is not None:
             version = settings.initial_policy_version
             policies.report(book, change, version, source="setting", now_s=now_s)

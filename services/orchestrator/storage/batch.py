@@ -40,6 +40,8 @@ class Batch:
 
     def _take(self, change: Change) -> None:
         serials = self._serials
+        if change.start is not None:
+            self._put(tables.STARTS, rows.start_row(change.start))
         if change.run is not None:
             self._put(tables.RUNS, rows.run_row(change.run))
         for lease in change.leases:

@@ -25,6 +25,7 @@ async def load(connection: AsyncConnection, run_id: str) -> Records | None:
     if not found:
         return None
     run = rows.read_run(found[0])
+    starts = await _read(connection, tables.STARTS, run_id, rows.read_start, order=None)
     saved = await connection.scalar(
         select(tables.SAVES.c.saved_s).where(tables.SAVES.c.run_id == run_id)
     )
@@ -44,6 +45,7 @@ async def load(connection: AsyncConnection, run_id: str) -> Records | None:
             row["file"]: bool(row["is_pending"])
             async for row in _rows(connection, _all_of(tables.FILES, run_id))
         },
+        start=next(iter(starts), None),
         policies=await _read(connection, tables.POLICIES, run_id, rows.read_policy, order="number"),
         returns=await _read(connection, tables.RETURNS, run_id, rows.read_return, order="lineage"),
         saved_s=float(saved or 0.0),

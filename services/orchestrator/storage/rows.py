@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from services.orchestrator.history import PolicyRecord, ReturnRecord
+from services.orchestrator.history import PolicyRecord, ReturnRecord, StartRecord
 from services.orchestrator.records import (
     DropReason,
     GroupRecord,
@@ -252,3 +252,13 @@ def policy_row(record: PolicyRecord) -> Row:
 def read_policy(row: Row) -> PolicyRecord:
     """The record of a row."""
     return PolicyRecord(**{name: row[name] for name in PolicyRecord.__slots__})
+
+
+def start_row(record: StartRecord) -> Row:
+    """The row of ``starts``."""
+    return {"start_id": record.start_id, "begun_s": record.begun_s}
+
+
+def read_start(row: Row) -> StartRecord:
+    """The record of a row."""
+    return StartRecord(start_id=row["start_id"], begun_s=row["begun_s"])

@@ -53,6 +53,13 @@ SAVES: Final = Table(  # when something was made durable last: the start of a do
     _run(),
     Column("saved_s", Double, nullable=False),
 )
+STARTS: Final = Table(  # what began the run
+    "starts",
+    METADATA,
+    _run(),
+    Column("start_id", String(128)),
+    Column("begun_s", Double, nullable=False),
+)
 LEADERS: Final = Table(  # PostgreSQL: who leads, and until when
     "leaders",
     METADATA,
@@ -178,6 +185,7 @@ POLICIES: Final = Table(  # what the engines served, and since when
 OF_RUN: Final = (
     RUNS,
     SAVES,
+    STARTS,
     LEASES,
     ROLLOUTS,
     BODIES,

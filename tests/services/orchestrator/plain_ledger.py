@@ -65,6 +65,7 @@ class PlainLedger:
             files={
                 row["file"]: bool(row["is_pending"]) for row in self.tables[tables.FILES].values()
             },
+            start=next((rows.read_start(row) for row in self.tables[tables.STARTS].values()), None),
             policies=[
                 rows.read_policy(row)
                 for row in sorted(

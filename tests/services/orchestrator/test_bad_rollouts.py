@@ -245,7 +245,7 @@ async def test_an_empty_kept_set_is_a_missing_mask_in_both_forms(
         if by_handle:
             await bench.until(lambda: not bench.on_disk(), "the file is deleted")
     async with orchestrator(
-        tmp_path, by_handle=by_handle, start="fresh", mask_valid_fraction_min=0.5
+        tmp_path, by_handle=by_handle, start="fresh", start_id="2", mask_valid_fraction_min=0.5
     ) as bench:
         await bench.lease("r1")
         assert (await bench.deliver("r1", await turn(bench))).json()["accepted"] is True

@@ -262,7 +262,9 @@ async def test_turns_that_do_not_train_give_their_files_back(tmp_path: Path) -> 
 
 async def test_a_hole_drops_the_routing_or_is_marked_by_a_setting(tmp_path: Path) -> None:
     for keep in (False, True):
-        async with orchestrator(tmp_path, keep_rows_around_holes=keep, start="fresh") as bench:
+        async with orchestrator(
+            tmp_path, keep_rows_around_holes=keep, start="fresh", start_id=str(keep)
+        ) as bench:
             await bench.lease("r0")
             # The engine was asked for rows from 2 on, and nobody has rows 0 and 1.
             turn = await bench.write("r0.t0", [1, 2, 3], [4, 5], start=2)

@@ -11,6 +11,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
+from services.orchestrator.history import StartRecord
 from services.orchestrator.ledger import LeadershipLost, LedgerFailed, LedgerInUse
 from services.orchestrator.records import Change, Records
 from services.orchestrator.restoring import restore
@@ -77,6 +78,7 @@ def facts(records: Records | None) -> dict[str, Any]:
         "files": records.files,
         "returns": records.returns,
         "policies": records.policies,
+        "start": records.start,
     }
 
 
@@ -89,6 +91,9 @@ async def test_a_ledger_keeps_what_was_committed_and_nothing_else(
     rules = replace(RULES, history_max=history_max, steps_kept=seed)
     history = SeededHistory(seed, rules, returns=min(seed, 1))
     assert await ledger.load() is None
+    begun = Change(start=StartRecord(start_id="job-7" if seed else None, begun_s=5.5))
+    plain.apply([begun])
+    await ledger.commit([begun])
     # Many decisions in one commit, as under load.
     for changes in batched(history.changes(250), 1 + seed * 7):
         plain.apply(changes)

@@ -209,7 +209,7 @@ async def test_a_fresh_run_forgets_the_run_and_wipes_the_root(tmp_path: Path) ->
     world = World(tmp_path, step_rollouts=9)
     async with world.life() as bench:
         await collect(bench, "a")
-    async with world.life(start="fresh") as bench:
+    async with world.life(start="fresh", start_id="another") as bench:
         assert not bench.on_disk()
         assert (await bench.http.get("/v1/rollouts/a")).status_code == 404
         assert (await bench.lease("a"))["index"] == 0

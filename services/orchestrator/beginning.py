@@ -1,0 +1,48 @@
+"""Whether a start begins a run anew. Pure.
+
+A supervisor starts a process again with the settings of before, ``fresh`` among them: what was
+begun by them must not be wiped by the next start.
+"""
+
+from typing import Literal
+
+from services.orchestrator.lifecycle import Phase
+from services.orchestrator.records import Records
+from sideband.errors import SidebandError
+from sideband.ids import RunId
+
+
+class RunBegun(SidebandError):
+    """``fresh`` would wipe a run that has work and has not ended, and nobody said that it may."""
+
+    def __init__(self, run_id: RunId, *, rollouts: int, steps: int) -> None:
+        self.run_id, self.rollouts, self.steps = run_id, rollouts, steps
+        super().__init__(
+            f"run {run_id} is begun and has not ended ({rollouts} rollouts, {steps} steps): start "
+            "with SIDEBAND_ORCHESTRATOR_START=resume to go on with it, or give another "
+            "SIDEBAND_ORCHESTRATOR_START_ID to wipe it"
+        )
+
+
+def begins_anew(
+    records: Records | None,
+    *,
+    start: Literal["fresh", "resume"],
+    start_id: str | None,
+    run_id: RunId,
+) -> bool:
+    """Whether what the ledger and the root have of the run is wiped. Raises RunBegun.
+
+    A start with an id goes on with the run that it began, whatever that is at, and wipes one that
+    another began. One without an id wipes only what has ended or holds no work.
+    """
+    if start == "resume":
+        return False
+    if records is None:
+        return True
+    if start_id is not None and records.start is not None:
+        return records.start.start_id != start_id
+    has_work = bool(records.leases or records.rollouts or records.steps)
+    if has_work and records.run.phase != Phase.ENDED.value:
+        raise RunBegun(run_id, rollouts=len(records.rollouts), steps=len(records.steps))
+    return True
