@@ -2,7 +2,6 @@
 
 import os
 import threading
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,24 +15,20 @@ from numpy.typing import NDArray
 from sideband.payload.errors import NoDescriptorFree
 from sideband.payload.folders import close_read
 from sideband.payload.header import PayloadHeader, Section
+from sideband.payload.table import BlockTable, block_table
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OpenSection:
-    """A section with its part of the block index. Block i holds rows [row_bounds[i], [i + 1])."""
+    """A section with its part of the block index."""
 
     section: Section
     index: NDArray[np.void]
 
     @cached_property
-    def row_bounds(self) -> "array[int]":
-        """Made when a segment is read: most readers of a file need one section of it.
-
-        Eight bytes per entry, and ``bisect`` finds a row in it without making numpy scalars.
-        """
-        bounds = array("q", bytes(8 * (len(self.index) + 1)))
-        np.cumsum(self.index["rows"], out=np.frombuffer(bounds, np.int64)[1:])
-        return bounds
+    def blocks(self) -> BlockTable:
+        """Made when a segment is read: most readers of a file need one section of it."""
+        return block_table(self.section, self.index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

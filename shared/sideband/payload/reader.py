@@ -102,7 +102,9 @@ class PayloadReader:
     def verify(self, file: str) -> int:
         """Read every block of a file and hold it against its checksum; how many there are."""
         with self._files.use(file) as payload:
-            return sum(verify_blocks(payload, opened) for opened in payload.sections.values())
+            return sum(
+                verify_blocks(payload, opened.blocks) for opened in payload.sections.values()
+            )
 
     def forget(self, file: str) -> None:
         """Reopen ``file`` at its next use: after a stale handle, a short read, a deletion."""

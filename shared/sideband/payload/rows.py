@@ -4,7 +4,7 @@ Legend: N rows of the segment.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import numpy as np
@@ -13,13 +13,17 @@ from numpy.typing import NDArray
 from sideband.errors import InvalidInput
 from sideband.masks.errors import TokenNotOfRow
 from sideband.masks.rows import MaskRows, ScoreRows
-from sideband.payload.blocks import Block, blocks_of, read_verified, scratch_block
+from sideband.payload.blocks import (
+    Block,
+    blocks_of,
+    read_blocks,
+    scratch_block,
+)
 from sideband.payload.columns import RowArray
 from sideband.payload.encodings import (
     MASK_ENCODINGS,
     ROUTING_ENCODINGS,
     SCORE_ENCODINGS,
-    RoutingEncoding,
 )
 from sideband.payload.errors import (
     BlockMalformed,
@@ -30,6 +34,7 @@ from sideband.payload.errors import (
 )
 from sideband.payload.handles import OpenPayload, OpenSection
 from sideband.payload.header import Run, Section
+from sideband.payload.table import BlockTable
 from sideband.segments import Field, PayloadSegment
 
 Ragged = TypeVar("Ragged", MaskRows, ScoreRows)
@@ -41,30 +46,46 @@ def read_routing_rows(payload: OpenPayload, segment: PayloadSegment, out: RowArr
     encoding = ROUTING_ENCODINGS.get(opened.section.encoding)
     if encoding is None:
         raise UnsupportedEncoding(payload.file, opened.section.encoding)
-    if not encoding.is_raw:
-        for block in blocks_of(opened, segment):
-            _decode_into(payload, block, encoding, out)
+    table, row, stop = opened.blocks, segment.row, segment.row + segment.rows
+    if encoding.is_raw:
+        _read_raw(payload, table, row, stop, out.data.cast("B"))
         return
-    out_bytes = out.data.cast("B")
-    row_bytes = len(out_bytes) // segment.rows
-    for block in blocks_of(opened, segment):
-        place = out_bytes[block.start * row_bytes : block.stop * row_bytes]
-        if block.is_whole:
-            read_verified(payload, block, place)
-        else:  # an edge: only the wanted rows are copied
-            stored = scratch_block(payload, block)
-            place[:] = stored[block.first * row_bytes : block.last * row_bytes]
+    for block in blocks_of(table, row, stop):
+        stored, place = scratch_block(payload, table, block.number), out[block.start : block.stop]
+        model = payload.header.model
+        try:
+            encoding.decode_rows(stored, block.rows, first=block.first, out_NLK=place, model=model)
+        except ValueError as exc:
+            raise BlockMalformed(payload.file, block=block.number, reason=str(exc)) from exc
 
 
-def _decode_into(
-    payload: OpenPayload, block: Block, encoding: RoutingEncoding, out: RowArray
+def _read_raw(
+    payload: OpenPayload, table: BlockTable, row: int, stop: int, out_bytes: memoryview
 ) -> None:
-    stored, place = scratch_block(payload, block), out[block.start : block.stop]
-    model = payload.header.model
-    try:
-        encoding.decode_rows(stored, block.rows, first=block.first, out_NLK=place, model=model)
-    except ValueError as exc:
-        raise BlockMalformed(payload.file, block=block.number, reason=str(exc)) from exc
+    """Rows [row, stop) as they lie there: whole blocks in place, edges by way of the scratch."""
+    row_bytes = len(out_bytes) // (stop - row)
+
+    def place(first: int, last: int) -> memoryview:
+        return out_bytes[(first - row) * row_bytes : (last - row) * row_bytes]
+
+    def copy_edge(number: int) -> None:
+        begin = table.rows[number]
+        first, last = max(row, begin), min(stop, table.rows[number + 1])
+        stored = scratch_block(payload, table, number)
+        place(first, last)[:] = stored[(first - begin) * row_bytes : (last - begin) * row_bytes]
+
+    numbers = table.numbers(row, stop)
+    first, last = numbers.start, numbers.stop
+    if table.rows[first] < row:
+        copy_edge(first)
+        first += 1
+    has_tail = first < last and table.rows[last] > stop
+    last -= has_tail
+    if first < last:
+        whole = place(table.rows[first], table.rows[last])
+        read_blocks(payload, table, range(first, last), whole)
+    if has_tail:
+        copy_edge(last)
 
 
 def read_mask_rows(
@@ -78,14 +99,14 @@ def read_mask_rows(
 
     def decoded(block: Block) -> MaskRows:
         return encoding.decode_rows(
-            scratch_block(payload, block),
+            scratch_block(payload, opened.blocks, block.number),
             block.rows,
             segment.shape[0],
             first=block.first,
             sampled_N=sampled_token_ids_N[block.start : block.stop],
         )
 
-    return MaskRows.gathered(_each(payload, blocks_of(opened, segment), decoded))
+    return MaskRows.gathered(_each(payload, opened, segment, decoded))
 
 
 def read_score_rows(payload: OpenPayload, segment: PayloadSegment) -> ScoreRows:
@@ -97,21 +118,24 @@ def read_score_rows(payload: OpenPayload, segment: PayloadSegment) -> ScoreRows:
 
     def decoded(block: Block) -> ScoreRows:
         return encoding.decode_rows(
-            scratch_block(payload, block),
+            scratch_block(payload, opened.blocks, block.number),
             block.rows,
             segment.shape[0],
             first=block.first,
             count=block.last - block.first,
         )
 
-    return ScoreRows.gathered(_each(payload, blocks_of(opened, segment), decoded))
+    return ScoreRows.gathered(_each(payload, opened, segment, decoded))
 
 
 def _each(
-    payload: OpenPayload, blocks: Iterable[Block], decoded: Callable[[Block], Ragged]
+    payload: OpenPayload,
+    opened: OpenSection,
+    segment: PayloadSegment,
+    decoded: Callable[[Block], Ragged],
 ) -> Iterator[Ragged]:
     """What each block holds of the segment, its faults named."""
-    for block in blocks:
+    for block in blocks_of(opened.blocks, segment.row, segment.row + segment.rows):
         try:
             yield decoded(block)
         except TokenNotOfRow as exc:

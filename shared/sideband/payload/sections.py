@@ -1,7 +1,7 @@
 """What a header's sections and block index must satisfy together, before any row is read."""
 
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Iterator
+from typing import Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,11 +10,12 @@ from sideband.errors import InvalidInput
 from sideband.fields import FIELDS, Field
 from sideband.model import ModelShape
 from sideband.payload.encodings import RAGGED_ENCODINGS, ROUTING_ENCODINGS
-from sideband.payload.entries import entries_of
 from sideband.payload.errors import HeaderCorrupt, SectionsMisplaced
 from sideband.payload.header import PayloadHeader, Section
 from sideband.payload.layout import BLOCK_BYTES_MAX, aligned
 from sideband.segments import POSITION_MAX
+
+_BLOCKS_AT_ONCE: Final = 4096  # of the index as plain numbers, whatever a header claims
 
 
 def check_sections(header: PayloadHeader, *, file: str) -> None:
@@ -79,7 +80,7 @@ def _check_blocks(section: Section, model: ModelShape, blocks: NDArray[np.void],
     """One pass in plain numbers: most sections have few blocks, where arrays cost far more."""
     bounds = _size_bounds(section, model)
     reached, rows_seen = section.offset, 0
-    for offset, size_bytes, rows, _ in entries_of(blocks):
+    for offset, size_bytes, rows, _ in _entries_of(blocks):
         if size_bytes < 1 or rows < 1 or size_bytes > BLOCK_BYTES_MAX:
             raise SectionsMisplaced(file, f"an empty or oversized block of {section.field}")
         if offset != reached:
@@ -91,6 +92,12 @@ def _check_blocks(section: Section, model: ModelShape, blocks: NDArray[np.void],
         rows_seen += rows
     if reached != section.offset + section.size_bytes or rows_seen != section.rows:
         raise SectionsMisplaced(file, f"blocks of {section.field} are not its bytes and rows")
+
+
+def _entries_of(blocks: NDArray[np.void]) -> Iterator[tuple[int, int, int, int]]:
+    """Offset, stored bytes, rows and checksum of each block."""
+    for first in range(0, len(blocks), _BLOCKS_AT_ONCE):
+        yield from blocks[first : first + _BLOCKS_AT_ONCE].tolist()
 
 
 def _size_bounds(section: Section, model: ModelShape) -> Callable[[int], tuple[int, int]]:

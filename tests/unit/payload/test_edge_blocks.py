@@ -3,12 +3,14 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
-from sideband.payload import PayloadReader, PayloadRoot, blocks
+from sideband.payload import PayloadReader, PayloadRoot, WriteReport, blocks
 from sideband.payload.errors import ChecksumMismatch, PayloadTruncated
 from sideband.segments import PayloadSegment
-from tests.unit.payload.support import file_path, of_field, read_routing, write_one
+from sideband.testing.payloads import random_choice
+from tests.unit.payload.support import WIDE, file_path, of_field, read_routing, write, write_one
 
 
 @pytest.fixture
@@ -102,3 +104,41 @@ def test_threads_do_not_share_a_scratch(root: PayloadRoot, reader: PayloadReader
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda row: read_routing(reader, row).tobytes(), rows * 20))
     assert found == expected * 20
+
+
+def one_block(root: PayloadRoot, seed: int) -> tuple[WriteReport, PayloadSegment]:
+    """A file whose routing rows are one segment and one block, and that segment."""
+    rng = np.random.default_rng(seed)
+    report = write(root, random_choice(rng, WIDE, prompt_tokens=6, completion_tokens=4))
+    (segment,) = of_field(report.segments[0], "routed_experts")
+    assert segment.rows == 9
+    return report, segment
+
+
+def part_of(segment: PayloadSegment, first: int, last: int) -> PayloadSegment:
+    return segment.narrowed(segment.pos + first, segment.pos + last)
+
+
+@pytest.mark.parametrize("room_bytes", [3, 1 << 18])
+def test_any_part_of_a_block_comes_back_and_all_of_it_is_verified(
+    root: PayloadRoot, reader: PayloadReader, monkeypatch: pytest.MonkeyPatch, room_bytes: int
+) -> None:
+    report, segment = one_block(root, 1)
+    rows = [read_routing(reader, row).tobytes() for row in single_rows(segment)]
+    ranges = [(first, last) for first in range(9) for last in range(first + 1, 10)]
+    monkeypatch.setattr(blocks, "_SCRATCHES", blocks._Scratches())
+    monkeypatch.setattr(blocks._SCRATCHES.own, "room", memoryview(bytearray(room_bytes)))
+    for first, last in ranges + ranges[::-1]:
+        found = read_routing(reader, part_of(segment, first, last))
+        assert found.tobytes() == b"".join(rows[first:last])
+    path, data = file_path(root, report), file_path(root, report).read_bytes()
+    for first, last in ranges:
+        for row in {0, 8}.difference(range(first, last)):  # a row that is not wanted
+            at = segment.offset + 8 * row
+            path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+            reader.forget(segment.file)
+            with pytest.raises(ChecksumMismatch):
+                read_routing(reader, part_of(segment, first, last))
+    os.truncate(path, segment.offset + 8 * 9 - 1)
+    with pytest.raises(PayloadTruncated):
+        read_routing(reader, part_of(segment, 0, 8))
