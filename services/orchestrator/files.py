@@ -110,6 +110,16 @@ class Files:
         files = [(stored.file, stored.size_bytes) for stored in self.root.files(policy_version)]
         return plan_version(policy_version, files, is_held)
 
+    async def planned(
+        self, policy_version: int, is_held: Callable[[str], bool]
+    ) -> VersionPlan | None:
+        """What a sweep would do with one orphaned version; None when it cannot be listed now."""
+        try:
+            return await self.call(self.list_version, policy_version, is_held)
+        except PayloadError as exc:
+            self._note_unswept(policy_version, exc)
+            return None
+
     async def sweep_version(self, plan: VersionPlan) -> bool:
         """Delete what the plan says; False when that failed, which the next sweep tries again.
 
@@ -121,12 +131,15 @@ class Files:
             else:
                 freed_bytes = sum([await self.call(self.root.delete, f) for f in plan.files])
         except PayloadError as exc:
-            self._metrics.delete_failures_total.inc()
-            log.warning("version_not_swept", policy_version=plan.policy_version, error=str(exc))
+            self._note_unswept(plan.policy_version, exc)
             return False
         self._metrics.deleted_bytes_total.labels("sweep").inc(freed_bytes)
         self._metrics.files_deleted_total.labels("sweep").inc(len(plan.files))
         return True
+
+    def _note_unswept(self, policy_version: int, error: PayloadError) -> None:
+        self._metrics.delete_failures_total.inc()
+        log.warning("version_not_swept", policy_version=policy_version, error=str(error))
 
     async def check(self, segments: Sequence[PayloadSegment], *, wait_s: float) -> None:
         """Compare segments with the headers of their files.

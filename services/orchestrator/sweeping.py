@@ -28,7 +28,9 @@ async def sweep(service: Orchestrator, *, dry_run: bool) -> list[VersionPlan]:
     versions = await files.call(files.root.versions)
     plans = []
     for version in orphaned_versions(versions, sweep_rules(book)):
-        plan = await files.call(files.list_version, version, book.retention.is_held)
+        plan = await files.planned(version, book.retention.is_held)
+        if plan is None:
+            continue
         # While files were listed nothing new can have come to refer to them: a version is this
         # old only when no lease for it is open, and none is given any more.
         if not dry_run and version in orphaned_versions([version], sweep_rules(book)):

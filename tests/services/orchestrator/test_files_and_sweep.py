@@ -127,15 +127,16 @@ async def test_the_sweep_runs_by_itself_and_finds_staging_leftovers(tmp_path: Pa
         await bench.until_metric('orchestrator_files_deleted_total{cause="sweep"}', 1)
 
 
-async def test_a_version_that_cannot_be_deleted_does_not_keep_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("call", ["files", "remove_version"])
+async def test_a_version_that_cannot_be_listed_or_deleted_does_not_keep_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    remove = PayloadRoot.remove_version
+    whole = getattr(PayloadRoot, call)
 
-    def refuse_the_first(root: PayloadRoot, version: int) -> int:
+    def refuse_the_first(root: PayloadRoot, version: int) -> Any:
         if version == 0:
             raise WriteFailed("v0", OSError(13, "Permission denied"))
-        return remove(root, version)
+        return whole(root, version)
 
     async with orchestrator(tmp_path, max_off_policy_steps=0) as bench:
         orphans = [
@@ -144,7 +145,7 @@ async def test_a_version_that_cannot_be_deleted_does_not_keep_the_others(
         ]
         await advance(bench, 3)
         with monkeypatch.context() as patch:
-            patch.setattr(PayloadRoot, "remove_version", refuse_the_first)
+            patch.setattr(PayloadRoot, call, refuse_the_first)
             swept = await sweep(bench, dry_run=False)
         assert [version["policy_version"] for version in swept["versions"]] == [1, 2]
         assert bench.on_disk() == orphans[0]
