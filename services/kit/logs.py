@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -15,14 +15,24 @@ from services.kit.settings import ServiceSettings
 REQUEST: Final[ContextVar[tuple[str, str] | None]] = ContextVar("request", default=None)
 EVENTS_PER_SECOND_MAX: Final = 20  # of one name: a flood of junk must not become one of logs
 NAMES_MAX: Final = 1000  # events that are told apart; the code has about a hundred
-HIDDEN_KEYS: Final = frozenset({"authorization", "token", "admin_tokens", "password", "secret"})
+# Ends of keys whose text is a secret. Numbers pass: tokens are also what models count.
+HIDDEN_ENDS: Final = ("authorization", "cookie", "token", "tokens", "password", "secret")
 
 
 def hide_secrets(
     _logger: object, _name: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """Stars instead of the value of any key that names a secret."""
-    return {key: "***" if key.lower() in HIDDEN_KEYS else value for key, value in event.items()}
+    """Stars instead of any text under a key that names a secret, however deep it lies."""
+    return {key: _hidden(key, value) for key, value in event.items()}
+
+
+def _hidden(key: object, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {inner: _hidden(inner, found) for inner, found in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_hidden(key, found) for found in value]
+    is_secret = isinstance(value, (str, bytes)) and str(key).lower().endswith(HIDDEN_ENDS)
+    return "***" if is_secret else value
 
 
 def name_request(

@@ -3,7 +3,7 @@
 import pytest
 import structlog
 
-from services.kit.logs import NAMES_MAX, Sampler
+from services.kit.logs import NAMES_MAX, Sampler, hide_secrets
 
 
 class Clock:
@@ -41,3 +41,18 @@ def test_names_without_end_are_bounded(is_over: bool) -> None:
     for number in range(NAMES_MAX - (not is_over)):
         assert passed(sampler, f"event-{number}") is not None
     assert (passed(sampler, "one more") is None) == is_over
+
+
+def test_secrets_are_hidden_by_the_end_of_their_key_however_deep() -> None:
+    event = {
+        "event": "said",
+        "Authorization": "Bearer s3cret",
+        "settings": {"feed_token": "s3cret", "admin_tokens": ["s3cret"], "port": 1},
+        "headers": [{"set-cookie": b"s3cret"}],
+        "tokens": 77,
+        "token_ids": [1, 2],
+    }
+    shown = hide_secrets(None, "info", event)
+    assert "s3cret" not in str(shown)
+    assert (shown["tokens"], shown["token_ids"]) == (77, [1, 2])
+    assert (shown["settings"]["port"], shown["event"]) == (1, "said")
