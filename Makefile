@@ -89,16 +89,18 @@ openapi: .venv/.ready ## write docs/openapi and docs/settings.md
 lock: .venv/.ready ## refresh the lock files from this environment
 	$(BIN)/python -m pip freeze --exclude-editable | $(PYTHON) scripts/lock.py
 
+LOCKS := requirements.lock requirements-torch.lock requirements-clients.lock
+
 .venv-audit/.ready: requirements-audit.txt
 	$(PYTHON) -m venv .venv-audit
 	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-audit.txt
 	@touch $@
 
 sbom: .venv-audit/.ready ## write sbom.json (CycloneDX) of everything that is locked
-	.venv-audit/bin/cyclonedx-py requirements requirements.lock --of JSON -o sbom.json
+	cat $(LOCKS) | .venv-audit/bin/cyclonedx-py requirements - --of JSON -o sbom.json
 
 audit: .venv-audit/.ready ## known weaknesses of what is locked; needs the internet
-	.venv-audit/bin/pip-audit --disable-pip --no-deps -r requirements.lock
+	.venv-audit/bin/pip-audit --disable-pip --no-deps $(LOCKS:%=-r %)
 
 up: ## the same as containers, checked against the seeded truth
 	docker compose up --build --exit-code-from checker
