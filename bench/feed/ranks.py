@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import zmq
 
 from bench.feed.workload import CP_SIZE, RANKS, FeedShape
+from sideband.feed.curve import secure_dealer
 from sideband.feed.frames import Frame, decode_message, encode_message
+from sideband.feed.keys import RankKeys
 from sideband.feed.messages import (
     FROM_FEED,
     HelloMessage,
@@ -35,10 +37,10 @@ class Received:
     messages: int
 
 
-def receive_feed(endpoint: str, shape: FeedShape) -> Received:
+def receive_feed(endpoint: str, shape: FeedShape, keys: RankKeys | None = None) -> Received:
     """Every rank's whole part of the protocol: credit, read, commit."""
     with zmq.Context() as context:
-        dealers = [_dealer(context, endpoint) for _ in range(RANKS)]
+        dealers = [_dealer(context, endpoint, keys) for _ in range(RANKS)]
         sessions = [_session(rank) for rank in range(RANKS)]
         begin, body_bytes, messages = time.perf_counter(), 0, 0
         for dealer, session in zip(dealers, sessions, strict=True):
@@ -99,8 +101,10 @@ def receive_raw(endpoint: str, *, messages_per_step: int) -> Received:
     return Received(seconds, body_bytes, messages)
 
 
-def _dealer(context: "zmq.Context[Dealer]", endpoint: str) -> Dealer:
+def _dealer(context: "zmq.Context[Dealer]", endpoint: str, keys: RankKeys | None = None) -> Dealer:
     dealer = context.socket(zmq.DEALER)
+    if keys is not None:
+        secure_dealer(dealer, keys.load())
     dealer.setsockopt(zmq.RCVHWM, 0)
     dealer.connect(endpoint)
     return dealer
