@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
 from services.kit.app import build_app
+from services.kit.loop_watch import watch_loop
 from services.orchestrator import loops, shipping
 from services.orchestrator.beginning import begins_anew
 from services.orchestrator.config import OrchestratorSettings
@@ -26,7 +27,6 @@ from services.orchestrator.feed_client import FeedClient
 from services.orchestrator.files import Files
 from services.orchestrator.ledger import Ledger
 from services.orchestrator.limits import FILE_THREADS
-from services.orchestrator.loop_watch import watch_loop
 from services.orchestrator.metrics import Metrics
 from services.orchestrator.proxy_client import ProxyClient
 from services.orchestrator.resuming import resume
@@ -259,7 +259,7 @@ def work(
     service: Orchestrator, feed: FeedClient | None, proxy: ProxyClient | None
 ) -> list[Coroutine[Any, Any, None]]:
     """Every loop that this run needs."""
-    jobs = [loops.build_steps(service), loops.keep_time(service), watch_loop(service.metrics)]
+    jobs = [loops.build_steps(service), loops.keep_time(service), watch_loop(service.metrics.loop)]
     if service.ledger.is_durable:
         jobs.append(loops.keep_leading(service))
     if feed is not None:

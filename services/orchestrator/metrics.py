@@ -34,6 +34,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from services.kit.loop_watch import LoopMetrics
 from services.orchestrator.book import Book
 from services.orchestrator.lifecycle import Phase
 from services.orchestrator.records import (
@@ -45,7 +46,6 @@ from services.orchestrator.records import (
     StepState,
 )
 
-DELAY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 COMMIT_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
@@ -93,14 +93,7 @@ class Metrics:
             registry=registry,
         )
         self.ledger_pending = gauge("ledger_pending", "Changes that are not durable yet.")
-        self.loop_delay_seconds = Histogram(
-            "orchestrator_loop_delay_seconds",
-            "How late the event loop was.",
-            buckets=DELAY_BUCKETS_S,
-            registry=registry,
-        )
-        self.loop_delay_max_seconds = gauge("loop_delay_max_seconds", "The latest that it was.")
-        self.loop_busy_max_seconds = gauge("loop_busy_max_seconds", "Longest own work at a time.")
+        self.loop = LoopMetrics(registry, "orchestrator")
         self.terms_total = counter("terms_total", "Times that this process began to lead.")
         self.leases_open = gauge("leases_open", "Open leases.")
         self.rollouts_held = gauge("rollouts_held", "Rollouts that wait for a step.")

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from services.kit.app import build_app
+from services.kit.loop_watch import LoopMetrics, watch_loop
 from services.trainer_feed.config import FeedSettings
 from services.trainer_feed.endpoints import router
 from services.trainer_feed.events import FeedEvents
@@ -36,7 +37,7 @@ def create_app(settings: FeedSettings) -> FastAPI:
         delivery = Delivery(settings.plan())
         events = FeedEvents(delivery, metrics)
         server = FeedServer(delivery, settings.endpoint, keys=settings.keys(), observer=events)
-        async with _running(server) as task:
+        async with _running(server, metrics.loop) as task:
             app.state.service, app.state.server = FeedService(server), server
             app.state.background = task
             log.info(
@@ -66,14 +67,14 @@ def describe() -> FastAPI:
 
 
 @asynccontextmanager
-async def _running(server: FeedServer) -> AsyncIterator[asyncio.Task[None]]:
+async def _running(server: FeedServer, loop: LoopMetrics) -> AsyncIterator[asyncio.Task[None]]:
     """Owns the server's task from bound to closed. If it crashes, readiness says so."""
     is_bound = asyncio.Event()
 
     async def run() -> None:
         async with server.serving():
             is_bound.set()
-            await asyncio.Event().wait()
+            await watch_loop(loop)
 
     task = asyncio.create_task(run())
     task.add_done_callback(_say_crash)

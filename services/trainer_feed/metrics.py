@@ -11,11 +11,15 @@
 | feed_blocking_ranks, feed_intake_blocked_total | |
 | feed_refusals_total | code |
 | feed_peers_denied_total | reason: key, protocol, handshake |
+| feed_loop_delay_seconds, feed_loop_delay_max_seconds | |
+| feed_loop_busy_max_seconds | |
 
 Codes of refusals are those of docs/feed-protocol.md, so their number is bounded.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from services.kit.loop_watch import LoopMetrics
 
 
 class Metrics:
@@ -50,3 +54,4 @@ class Metrics:
         self.peers_denied_total = counter(
             "peers_denied_total", "Connections that were not let in.", "reason"
         )
+        self.loop = LoopMetrics(registry, "feed")

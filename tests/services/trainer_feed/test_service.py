@@ -93,6 +93,7 @@ async def test_steps_go_in_over_http_and_are_acknowledged_by_every_rank() -> Non
         assert "feed_steps_committed_total 2.0" in metrics
         assert "feed_committed_step 2.0" in metrics
         assert "feed_ranks_expected 2.0" in metrics
+        assert re.search(r"feed_loop_delay_seconds_count [1-9]", metrics)
 
 
 async def test_a_repeat_is_told_apart_from_another_content() -> None:
