@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 
 CHILD_TIMEOUT_S: Final = 900.0
-_STATUS: Final = Path("/proc/self/status")
 _CLEAR_REFS: Final = Path("/proc/self/clear_refs")
 
 
@@ -53,7 +52,12 @@ class Held:
 
 def resident(key: str) -> int:
     """``VmRSS`` or ``VmHWM`` of this process in bytes."""
-    for line in _STATUS.read_text().splitlines():
+    return resident_of("self", key)
+
+
+def resident_of(pid: int | str, key: str) -> int:
+    """The same of a running process."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(key + ":"):
             return int(line.split()[1]) * 1024
     raise KeyError(key)

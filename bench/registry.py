@@ -20,6 +20,7 @@ MODULES: Final = (
     "rank_read",
     "proxy",
     "feed",
+    "feed_load",
     "curves",
     "files_curve",
     "leases_curve",

@@ -1,6 +1,5 @@
 """The orchestrator with ten thousand rollouts in flight: what durability costs."""
 
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +10,7 @@ import orjson
 
 from bench import postgres
 from bench.http.processes import free_port, peak_bytes, server
+from bench.http.scrape import bucket_of, metric
 from bench.orchestrator.bodies import MODEL_CONFIG, RUN_ID
 from bench.orchestrator.load import Outcome, run
 from bench.registry import Row
@@ -21,6 +21,7 @@ OFF: Final = "ledger off (memory)"
 SQLITE: Final = "SQLite"
 POSTGRES: Final = "PostgreSQL"
 BLOCK_MS_MAX: Final = 100.0
+DELAY: Final = "orchestrator_loop_delay_seconds"
 
 
 def sides(stack: ExitStack, folder: Path) -> Iterator[tuple[str, str]]:
@@ -43,7 +44,7 @@ def measure(scale: Scale) -> RowResult:
         for name, url in sides(stack, folder):
             outcome, peak = one(folder / name.split()[0], url, in_flight, rate, seconds, scale)
             p50, p99 = outcome.quantile_s(50), outcome.quantile_s(99)
-            busiest_ms = 1e3 * metric(outcome, "orchestrator_loop_busy_max_seconds")
+            busiest_ms = 1e3 * metric(outcome.metrics, "orchestrator_loop_busy_max_seconds")
             measurements.append(
                 Measurement(
                     side=f"{name}: median delivery",
@@ -62,7 +63,7 @@ def measure(scale: Scale) -> RowResult:
                 Claim(what=f"{name}: longest work of the event loop", value=busiest_ms, unit="ms",
                       target=BLOCK_MS_MAX, is_ceiling=True),
                 Claim(what=f"{name}: 99th percentile of the loop's delay, at most",
-                      value=1e3 * bucket_of(outcome, 0.99), unit="ms"),
+                      value=1e3 * bucket_of(outcome.metrics, DELAY, 0.99), unit="ms"),
             ]  # fmt: skip
             notes.append(f"{name}: {words(outcome)}")
         if postgres.binaries() is None:
@@ -108,30 +109,16 @@ def one(
         return outcome, peak_bytes(pid)
 
 
-def metric(outcome: Outcome, name: str) -> float:
-    """One sample of the service's metrics."""
-    found = re.search(rf"^{re.escape(name)} (\S+)$", outcome.metrics, re.MULTILINE)
-    return float(found[1]) if found else 0.0
-
-
-def bucket_of(outcome: Outcome, fraction: float) -> float:
-    """The bound of the histogram's bucket in which this fraction of the loop's delays ends."""
-    pattern = r'^orchestrator_loop_delay_seconds_bucket\{le="(\S+)"\} (\S+)$'
-    buckets = [(float(le), float(n)) for le, n in re.findall(pattern, outcome.metrics, re.M)]
-    whole = buckets[-1][1]
-    return next(le for le, count in buckets if count >= fraction * whole)
-
-
 def words(outcome: Outcome) -> str:
     """How commits were shared."""
-    commits = metric(outcome, "orchestrator_ledger_commits_total")
-    changes = metric(outcome, "orchestrator_ledger_changes_total")
-    spent = metric(outcome, "orchestrator_ledger_commit_seconds_sum")
+    commits = metric(outcome.metrics, "orchestrator_ledger_commits_total")
+    changes = metric(outcome.metrics, "orchestrator_ledger_changes_total")
+    spent = metric(outcome.metrics, "orchestrator_ledger_commit_seconds_sum")
+    late_ms = 1e3 * metric(outcome.metrics, "orchestrator_loop_delay_max_seconds")
     return (
         f"{changes:.0f} changes in {commits:.0f} commits of {1e3 * spent / max(1, commits):.1f} ms "
-        f"on average; {outcome.steps} steps; the loop was at most "
-        f"{1e3 * metric(outcome, 'orchestrator_loop_delay_max_seconds'):.0f} ms late, others' work "
-        "on this machine included"
+        f"on average; {outcome.steps} steps; the loop was at most {late_ms:.0f} ms late, others' "
+        "work on this machine included"
     )
 
 

@@ -29,7 +29,7 @@ def cases() -> Iterator[ParameterSet]:
         if row.name.startswith("plugin"):
             yield pytest.param(row, id=row.name, marks=[pytest.mark.vllm])
             continue
-        is_real = row.name.startswith(("proxy", "orchestrator")) or row.name == "feed"
+        is_real = row.name.startswith(("proxy", "orchestrator", "feed"))
         yield pytest.param(row, id=row.name, marks=[pytest.mark.e2e] if is_real else [])
 
 
