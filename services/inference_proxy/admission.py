@@ -53,9 +53,13 @@ class Gate:
         """Take requests again, also after a drain."""
         self.state = "open"
 
+    def begin_drain(self) -> None:
+        """Take no new requests, for good unless somebody resumes."""
+        self.state = "draining"
+
     async def drain(self, *, timeout_s: float) -> bool:
         """Take no new requests and wait for those that run. False when the deadline came first."""
-        self.state = "draining"
+        self.begin_drain()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._empty.wait()

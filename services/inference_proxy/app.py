@@ -6,9 +6,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 
-import msgspec
 import structlog
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
@@ -17,14 +15,13 @@ from pydantic import SecretStr
 from services.inference_proxy.admission import Gate
 from services.inference_proxy.attempts import Attempts
 from services.inference_proxy.budget import ByteBudget
+from services.inference_proxy.building import build_book, load_model, version_settled
 from services.inference_proxy.calls import EngineCalls
 from services.inference_proxy.config import ProxySettings
-from services.inference_proxy.dialects.load import CannotPair, load_dialect
 from services.inference_proxy.endpoints import admin, generate, openai, turns, weights
 from services.inference_proxy.endpoints.parts import Parts
 from services.inference_proxy.endpoints.plain import PlainRequests
 from services.inference_proxy.engines import Engine, EngineBook
-from services.inference_proxy.health import Health, HealthLimits
 from services.inference_proxy.janitor import Janitor
 from services.inference_proxy.keeping import Keeper
 from services.inference_proxy.kept import KeptTurns
@@ -37,16 +34,19 @@ from services.inference_proxy.readiness import readiness
 from services.inference_proxy.retries import RetryLimits
 from services.inference_proxy.service import GenerateService
 from services.inference_proxy.sessions import SessionBook
+from services.inference_proxy.siblings import Alone, Siblings
 from services.inference_proxy.spill import Spill
+from services.inference_proxy.turn_source import OwnTurns
 from services.inference_proxy.upstream import Upstream, Wire
 from services.inference_proxy.versions import VersionPusher
 from services.inference_proxy.weights import WeightUpdates
 from services.inference_proxy.wire import open_wire
+from services.inference_proxy.workers.state import FollowingBook
+from services.inference_proxy.workers.team import Member, Team
 from services.kit.app import ProblemApp, build_app
 from services.kit.auth import TokenCheck
 from sideband.model import ModelShape
 from sideband.payload.encodings import Encodings
-from sideband.routing import model_shape
 
 DESCRIPTION = (
     "Forwards inference requests to engines: rows of train requests go by handle, prefill and "
@@ -57,8 +57,12 @@ PAYLOAD_THREADS = 2  # deletes and marker reads; a slow filesystem must not take
 log = structlog.get_logger(__name__)
 
 
-def create_app(settings: ProxySettings, *, wire: Wire | None = None) -> ProblemApp:
-    """The application. ``wire`` replaces the network towards engines, for tests."""
+def create_app(
+    settings: ProxySettings, *, wire: Wire | None = None, member: Member | None = None
+) -> ProblemApp:
+    """The application. ``wire`` replaces the network towards engines, for tests. With a ``member``
+    it is one of several workers.
+    """
     registry = CollectorRegistry()
     metrics = Metrics(registry)
 
@@ -68,10 +72,12 @@ def create_app(settings: ProxySettings, *, wire: Wire | None = None) -> ProblemA
         async with open_wire(settings) if wire is None else nullcontext(wire) as opened:
             with (
                 ThreadPoolExecutor(PAYLOAD_THREADS, "payload") as executor,
-                ThreadPoolExecutor(settings.spill_threads, "spill") as writers,
+                ThreadPoolExecutor(settings.share().spill_threads, "spill") as writers,
             ):
                 model = await asyncio.to_thread(load_model, settings.model_config_path)
-                parts = build_parts(settings, opened, executor, writers, metrics, model)
+                parts = build_parts(
+                    settings.share(), opened, executor, writers, metrics, model, member
+                )
                 app.state.parts = parts
                 await asyncio.to_thread(parts.root.refresh)
                 async with _background(parts) as task:
@@ -80,8 +86,11 @@ def create_app(settings: ProxySettings, *, wire: Wire | None = None) -> ProblemA
                 await parts.janitor.finish()
 
     async def ready() -> list[str]:
-        reasons = readiness(app.state.parts)
-        return ["a background task crashed", *reasons] if app.state.background.done() else reasons
+        return [*reasons_not_ready(app), *await app.state.parts.siblings.not_ready()]
+
+    async def scrape(own: bytes) -> bytes:
+        scraped: bytes = await app.state.parts.siblings.scraped(own)
+        return scraped
 
     app = build_app(
         name="inference_proxy",
@@ -93,7 +102,9 @@ def create_app(settings: ProxySettings, *, wire: Wire | None = None) -> ProblemA
         ready=ready,
         registry=registry,
         large_paths=[generate.PATH, *openai.PATHS],
+        scrape=scrape,
     )
+    app.state.registry = registry
     documented = next(r for r in generate.router.routes if getattr(r, "path", "") == generate.PATH)
     app.shortcut = PlainRequests(
         app,
@@ -109,6 +120,12 @@ def describe() -> FastAPI:
     return create_app(ProxySettings())
 
 
+def reasons_not_ready(app: FastAPI) -> list[str]:
+    """Why this process cannot serve requests; nothing when it can."""
+    reasons = ["a background task crashed"] if app.state.background.done() else []
+    return [*reasons, *readiness(app.state.parts)]
+
+
 def build_parts(
     settings: ProxySettings,
     wire: Wire,
@@ -116,13 +133,14 @@ def build_parts(
     writers: ThreadPoolExecutor,
     metrics: Metrics,
     model: ModelShape | None,
+    member: Member | None,
 ) -> Parts:
     """Everything that a running proxy consists of, wired."""
-    book, root, gate = (
-        _book(settings, model),
-        RootHandle(settings.payload_root, run_id=settings.run_id),
-        Gate(),
-    )
+    root, gate = RootHandle(settings.payload_root, run_id=settings.run_id), Gate()
+    leads = member is None or member.is_leader
+    book = build_book(settings, model, EngineBook if leads else FollowingBook)
+    settled = version_settled(settings)
+    siblings = Alone() if member is None else Team(member, book, gate, settled)
     sessions = SessionBook(
         sessions_max=settings.sessions_max, tokens_max=settings.session_tokens_max
     )
@@ -133,8 +151,9 @@ def build_parts(
     retries = RetryLimits(attempts_max=settings.attempts_max, wait_s_max=settings.retry_wait_s_max)
     spill = None if model is None else _spill(settings, root, model, writers, metrics)
     keeper = _keeper(settings, metrics)
+    own_turns = OwnTurns(keeper.turns)
     attempts = Attempts(calls, janitor, spill, is_pair=book.is_pair)
-    pusher = _pusher(settings, upstream, book, metrics)
+    pusher = _pusher(settings, upstream, book, siblings, settled, metrics, leads=leads)
     generate = GenerateService(
         attempts, book, sessions, root, gate, spill, keeper, retries=retries, metrics=metrics
     )
@@ -158,7 +177,9 @@ def build_parts(
         ),
         pusher=pusher,
         keeper=keeper,
-        weights=_weights(settings, upstream, book),
+        kept=own_turns if member is None else member.turns(own_turns),
+        siblings=siblings,
+        weights=_weights(settings, upstream, book, siblings),
         generate=generate,
         turns=OpenAITurns(calls, book, janitor, spill, generate, retries=retries),
         openai=OpenAIService(calls, book, gate, retries=retries),
@@ -166,18 +187,29 @@ def build_parts(
     )
 
 
-def _weights(settings: ProxySettings, upstream: Upstream, book: EngineBook) -> WeightUpdates:
-    token = _secret(settings.engine_token)
-    return WeightUpdates(upstream, book, token=token, timeout_s=settings.weights_timeout_s)
+def _weights(
+    settings: ProxySettings, upstream: Upstream, book: EngineBook, siblings: Siblings
+) -> WeightUpdates:
+    token, timeout_s = _secret(settings.engine_token), settings.weights_timeout_s
+    return WeightUpdates(upstream, book, siblings, token=token, timeout_s=timeout_s)
 
 
 def _pusher(
-    settings: ProxySettings, upstream: Upstream, book: EngineBook, metrics: Metrics
+    settings: ProxySettings,
+    upstream: Upstream,
+    book: EngineBook,
+    siblings: Siblings,
+    settled: asyncio.Event,
+    metrics: Metrics,
+    *,
+    leads: bool,
 ) -> VersionPusher:
     return VersionPusher(
         upstream,
         book,
-        url=settings.orchestrator_url,
+        siblings,
+        settled,
+        url=settings.orchestrator_url if leads else None,
         token=_secret(settings.orchestrator_token),
         timeout_s=settings.push_timeout_s,
         metrics=metrics,
@@ -215,37 +247,6 @@ def _keeper(settings: ProxySettings, metrics: Metrics) -> Keeper:
     return Keeper(kept, run_id=settings.run_id, clock_s=time.monotonic)
 
 
-def load_model(path: Path | None) -> ModelShape | None:
-    """The fingerprint of the model whose config.json is at ``path``. Blocks."""
-    return None if path is None else model_shape(msgspec.json.decode(path.read_bytes())).check()
-
-
-def _book(settings: ProxySettings, model: ModelShape | None) -> EngineBook:
-    """The engines, each with its dialect. Raises UnknownDialect, ModelNeeded, CannotPair."""
-    limits = HealthLimits(
-        failures_max=settings.ejection_failures,
-        returns_min=settings.return_probes,
-        backoff_s=settings.ejection_backoff_s,
-        backoff_s_max=settings.ejection_backoff_s_max,
-    )
-    engines = [
-        Engine(
-            name=engine.name,
-            url=engine.url,
-            role=engine.role,
-            payload_mount=settings.mount_of(engine),
-            health=Health(limits=limits),
-            dialect=load_dialect(engine.dialect, model),
-            spills=engine.spill == "proxy",
-        )
-        for engine in settings.engines
-    ]
-    for engine in engines:
-        if engine.role != "colocated" and engine.dialect.decode_continues_prefill:
-            raise CannotPair(engine.name, engine.dialect.name)
-    return EngineBook(engines, policy_version=settings.policy_version, model=model)
-
-
 async def run_tasks(parts: Parts) -> None:
     """The proxy's background tasks, until cancelled. One that crashes ends them all, and
     readiness says so.
@@ -255,6 +256,7 @@ async def run_tasks(parts: Parts) -> None:
         group.create_task(parts.janitor.run())
         group.create_task(parts.pusher.run())
         group.create_task(parts.keeper.run())
+        group.create_task(parts.siblings.run())
         group.create_task(asyncio.Event().wait())  # none of them is the last to end by itself
 
 

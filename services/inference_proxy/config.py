@@ -2,7 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Literal, Self
+from typing import Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
@@ -11,7 +11,12 @@ from pydantic_settings import SettingsConfigDict
 from services.inference_proxy.dialects.load import NAME_PATTERN
 from services.inference_proxy.engines import Role
 from services.inference_proxy.headers import is_sendable
-from services.inference_proxy.limits import ATTEMPTS_MAX, ENGINES_MAX, POLICY_VERSION_MAX
+from services.inference_proxy.limits import (
+    ATTEMPTS_MAX,
+    ENGINES_MAX,
+    POLICY_VERSION_MAX,
+    WORKERS_MAX,
+)
 from services.inference_proxy.logprob_forms import LogprobForm
 from services.kit.settings import ServiceSettings
 from sideband.ids import ID_PATTERN
@@ -71,6 +76,12 @@ class ProxySettings(ServiceSettings):
     )
 
     port: int = Field(default=8100, ge=0, le=65535, description="TCP port; 0 picks a free one.")
+    workers: int = Field(
+        default=1,
+        ge=1,
+        le=WORKERS_MAX,
+        description="Processes that serve the port together (Linux). Limits are for all of them.",
+    )
     engines: tuple[EngineSettings, ...] = Field(
         default=(),
         max_length=ENGINES_MAX,
@@ -214,3 +225,25 @@ class ProxySettings(ServiceSettings):
         if self.payload_root is None:
             return None
         return engine.payload_mount or str(self.payload_root)
+
+    def share(self) -> Self:
+        """The settings of one worker: its part of every limit that holds for all together."""
+        if self.workers == 1:
+            return self
+        parts = {
+            name: max(least, getattr(self, name) // self.workers) if getattr(self, name) else 0
+            for name, least in _SHARED.items()
+        }
+        return self.model_copy(update=parts)
+
+
+# Limits over all workers, and the least that a worker needs of each.
+_SHARED: Final = {
+    "spill_threads": 1,
+    "spill_bytes_max": 1 << 20,
+    "connections_max": 1,
+    "sessions_max": 1,
+    "session_tokens_max": 1,
+    "kept_turns_max": 1,
+    "kept_bytes_max": 1,
+}

@@ -67,6 +67,7 @@ class Engine:
     in_flight: int = 0
     requests_total: int = 0
     ejections_total: int = 0
+    returns_total: int = 0  # by hand
 
     @property
     def policy_version(self) -> int:
@@ -206,12 +207,17 @@ class EngineBook:
         """Let the next probe bring one back. Raises UnknownEngine."""
         engine = self.get(name)
         engine.health = engine.health.release()
+        engine.returns_total += 1
         return engine
 
     @property
     def applied(self) -> int:
         """What all serving engines have applied; it never goes back by itself."""
         return self._applied
+
+    def follow(self, applied: int) -> None:
+        """Take as applied what is told: by the leader of several workers, or by the one before."""
+        self._applied = applied
 
     def begin_at(self, recorded: int) -> None:
         """The applied version on record when the proxy starts: it does not fall below.

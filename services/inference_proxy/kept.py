@@ -10,7 +10,7 @@ Errors: TurnProblem and its kinds (``turn_problems``).
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from services.inference_proxy.kept_turn import Found, KeptTurn, TurnRef
 from services.inference_proxy.recording import TurnChoice
@@ -27,6 +27,13 @@ from sideband.ids import RequestId, RunId, SessionId
 
 Reason = GoneReason | Literal["ambiguous"]
 K = TypeVar("K")
+
+
+class Gone(NamedTuple):
+    """Why a turn cannot be given any more, and since when."""
+
+    reason: Reason
+    at_s: float
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +54,7 @@ class KeptTurns:
         self._clock_s = clock_s
         self._turns: OrderedDict[RequestId, KeptTurn] = OrderedDict()  # the oldest first
         self._sessions: OrderedDict[SessionId, _Session] = OrderedDict()
-        self._gone: OrderedDict[RequestId, Reason] = OrderedDict()
+        self._gone: OrderedDict[RequestId, Gone] = OrderedDict()
         self._running: dict[RequestId, int] = {}
         self._running_sessions: dict[SessionId, int] = {}
         self.size_bytes = 0
@@ -89,7 +96,8 @@ class KeptTurns:
             self._drop(before, "ambiguous")
             self._lose(turn.session_id, "ambiguous")
             return
-        if self._gone.get(turn.request_id) == "ambiguous":
+        gone = self._gone.get(turn.request_id)
+        if gone is not None and gone.reason == "ambiguous":
             self._lose(turn.session_id, "ambiguous")
             return
         if before is not None:
@@ -165,6 +173,15 @@ class KeptTurns:
         for request_id in list(session.request_ids) if session else []:
             self._drop(self._turns[request_id], "discarded")
 
+    def known(self, request_id: RequestId) -> tuple[KeptTurn | None, Gone | None, bool]:
+        """The turn if it is kept, why it is gone if it is, and whether one is being answered."""
+        self.expire()
+        return (
+            self._turns.get(request_id),
+            self._gone.get(request_id),
+            request_id in self._running,
+        )
+
     def expire(self) -> None:
         """Let go of what is too old or too much, the oldest first."""
         limit_s = self._clock_s() - self._age_s_max
@@ -188,14 +205,14 @@ class KeptTurns:
         return turn.choices[ref.choice]
 
     def _missing(self, request_id: RequestId) -> TurnProblem:
-        reason = self._gone.get(request_id)
+        gone = self._gone.get(request_id)
         if request_id in self._running:
             return TurnRunning("is being answered", request_id=request_id)
-        if reason is None:
+        if gone is None:
             return TurnUnknown("no such train request is known", request_id=request_id)
-        if reason == "ambiguous":
+        if gone.reason == "ambiguous":
             return TurnAmbiguous("two requests had this id", request_id=request_id)
-        return TurnGone(reason, request_id=request_id)
+        return TurnGone(gone.reason, request_id=request_id)
 
     def _drop(self, turn: KeptTurn, reason: Reason) -> None:
         self._take_out(turn)
@@ -207,7 +224,7 @@ class KeptTurns:
 
     def _remember_gone(self, turn: KeptTurn, reason: Reason) -> None:
         self._gone.pop(turn.request_id, None)
-        self._gone[turn.request_id] = reason
+        self._gone[turn.request_id] = Gone(reason, self._clock_s())
         if len(self._gone) > self._turns_max:
             self._gone.popitem(last=False)
         session = self._sessions.get(turn.session_id) if turn.session_id else None

@@ -4,6 +4,7 @@ from typing import Final
 
 ATTEMPTS_MAX: Final = 8  # more only delays the error that the client should see
 ENGINES_MAX: Final = 1024
+WORKERS_MAX: Final = 64  # each has its own connections to every engine
 ANSWER_BYTES_MAX: Final = 1 << 30  # the largest inline P/D answer seen has 48 MB
 UNKNOWN_ANSWER_BYTES: Final = 16 << 20  # counted for an answer that does not tell its size
 ERROR_BYTES_MAX: Final = 64 << 10  # an engine's error body is read up to here

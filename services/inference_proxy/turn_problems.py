@@ -28,7 +28,7 @@ class TurnProblem(Exception):
     """A turn that cannot be given."""
 
     def __init__(self, what: str, *, request_id: str | None, session_id: str | None = None) -> None:
-        self.request_id, self.session_id = request_id, session_id
+        self.what, self.request_id, self.session_id = what, request_id, session_id
         name = f"session {session_id}" if request_id is None else f"request {request_id}"
         super().__init__(f"{name}: {what}")
 

@@ -17,6 +17,7 @@ import structlog
 
 from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.metrics import Metrics
+from services.inference_proxy.siblings import Siblings
 from services.inference_proxy.upstream import Upstream, UpstreamError
 
 PUSH_WAIT_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # the last one repeats
@@ -30,12 +31,17 @@ class _Recorded(msgspec.Struct, frozen=True):
 
 
 class VersionPusher:
-    """``run`` is owned by the app's task group and ends by cancellation."""
+    """``run`` is owned by the app's task group and ends by cancellation.
+
+    ``settled`` is set once the version on record is known.
+    """
 
     def __init__(
         self,
         upstream: Upstream,
         book: EngineBook,
+        siblings: Siblings,
+        settled: asyncio.Event,
         *,
         url: str | None,
         token: str | None,
@@ -43,15 +49,14 @@ class VersionPusher:
         metrics: Metrics,
     ) -> None:
         self._upstream, self._book, self._metrics = upstream, book, metrics
+        self._siblings = siblings
         self._timeout_s = timeout_s
         self._url = None if url is None else f"{url}/v1/policy-version"
         self._headers = {"content-type": "application/json"}
         if token is not None:
             self._headers["authorization"] = f"Bearer {token}"
         self._woken = asyncio.Event()
-        self.settled = asyncio.Event()  # set once the version on record is known
-        if url is None:
-            self.settled.set()
+        self.settled = settled
         self.pushed: int | None = None
         self.failures = 0  # in a row
 
@@ -71,7 +76,8 @@ class VersionPusher:
         while self._url is not None:
             self._woken.clear()
             wait_s = CHECK_INTERVAL_S
-            if self.pushed != self._book.applied and not await self._push(self._book.applied):
+            applied = self._siblings.applied(self._book.applied)
+            if self.pushed != applied and not await self._push(applied):
                 wait_s = PUSH_WAIT_S[min(self.failures, len(PUSH_WAIT_S)) - 1]
             try:
                 async with asyncio.timeout(wait_s):
@@ -90,6 +96,7 @@ class VersionPusher:
                 continue
             if recorded is not None:
                 self._book.begin_at(recorded)
+            await self._siblings.begin()
             self.settled.set()
             log.info("version_learnt", policy_version=recorded)
             return

@@ -15,6 +15,7 @@ import structlog
 
 from services.inference_proxy.dialects.base import EngineCall, WeightSteps, WeightUpdate
 from services.inference_proxy.engines import Engine, EngineBook, VersionBackwards
+from services.inference_proxy.siblings import Siblings
 from services.inference_proxy.upstream import EngineBroke, Upstream, UpstreamError
 
 log = structlog.get_logger(__name__)
@@ -49,9 +50,16 @@ class WeightUpdates:
     """What the weights endpoint calls."""
 
     def __init__(
-        self, upstream: Upstream, book: EngineBook, *, token: str | None, timeout_s: float
+        self,
+        upstream: Upstream,
+        book: EngineBook,
+        siblings: Siblings,
+        *,
+        token: str | None,
+        timeout_s: float,
     ) -> None:
         self._upstream, self._book, self._timeout_s = upstream, book, timeout_s
+        self._siblings = siblings
         self._headers = {"content-type": "application/json"}
         if token is not None:
             self._headers["authorization"] = f"Bearer {token}"
@@ -89,14 +97,17 @@ class WeightUpdates:
         for name, reason in failed.items():
             self._book.hold(name, f"weight update to v{update.policy_version} failed: {reason}")
             log.error("weight_update_failed", engine=name, reason=reason)
+        await self._siblings.publish()  # nobody asks one that is about to be abandoned
         await self._all(failed, [steps[name].abandon for name in failed], {})
         if updated:
             self._book.report(update.policy_version, updated, force=update.force, is_named=True)
             self._hold_ahead(update)
+            await self._siblings.publish()
         resumed = await self._all(updated, [steps[name].resume for name in updated], failed)
         for name in set(updated) - set(resumed):
             self._book.hold(name, f"did not resume after a weight update: {failed[name]}")
             log.error("resume_failed", engine=name, reason=failed[name])
+        await self._siblings.publish()
         if not resumed:
             raise UpdateFailed(failed)
         log.info("weights_updated", policy_version=update.policy_version, engines=resumed)

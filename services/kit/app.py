@@ -25,6 +25,7 @@ from services.kit.settings import ServiceSettings
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 ReadyCheck = Callable[[], Awaitable[list[str]]]
+Scrape = Callable[[bytes], Awaitable[bytes]]
 
 
 class NotReady(Problem):
@@ -109,8 +110,10 @@ def build_app(
     registry: CollectorRegistry,
     data_routers: Sequence[APIRouter] = (),
     large_paths: Sequence[str] = (),
+    scrape: Scrape | None = None,
 ) -> ProblemApp:
     """The application. ``ready`` returns why the service cannot work yet; nothing means ready.
+    ``scrape`` adds what other processes count to the metrics of this one.
 
     ``data_routers`` hold what environments use: data tokens open them too. Bodies of paths that
     begin with one of ``large_paths`` may have ``body_bytes_max``.
@@ -131,7 +134,7 @@ def build_app(
     metrics = RequestMetrics(registry)
     app.add_middleware(RequestLog, metrics=metrics)
     app.log = RequestLog(app, metrics=metrics)
-    app.include_router(_common(name, ready, registry))
+    app.include_router(_common(name, ready, registry, scrape))
     admin, data = Depends(TokenCheck(tokens, "admin")), Depends(TokenCheck(tokens, "data"))
     for router in (_config(settings), *admin_routers):
         refusals = responses(Unauthorized, Forbidden)
@@ -159,7 +162,9 @@ def _with_tokens(lifespan: Lifespan, tokens: Tokens) -> Lifespan:
     return watched
 
 
-def _common(name: str, ready: ReadyCheck, registry: CollectorRegistry) -> APIRouter:
+def _common(
+    name: str, ready: ReadyCheck, registry: CollectorRegistry, scrape: Scrape | None
+) -> APIRouter:
     router = APIRouter(tags=["service"])
 
     @router.get("/healthz", summary="Is the process alive?")
@@ -180,7 +185,10 @@ def _common(name: str, ready: ReadyCheck, registry: CollectorRegistry) -> APIRou
 
     @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
     async def metrics() -> Response:
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        content = generate_latest(registry)
+        if scrape is not None:
+            content = await scrape(content)
+        return Response(content, media_type=CONTENT_TYPE_LATEST)
 
     return router
 

@@ -1,12 +1,11 @@
 """Admin routes: engines, sessions, the policy version, pause, resume and drain."""
 
-from itertools import islice
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
 from services.inference_proxy.endpoints.parts import Parts, PartsDep
-from services.inference_proxy.engines import Engine, EngineBook
 from services.inference_proxy.errors import (
     RETRY_LATER,
     UnknownEngineProblem,
@@ -22,11 +21,10 @@ from services.inference_proxy.schemas import (
     GateView,
     SessionDeleted,
     Sessions,
-    SessionView,
     VersionReport,
     Versions,
 )
-from services.inference_proxy.sessions import Session
+from services.inference_proxy.views import engine_views, sessions_view
 from services.kit.problems import responses
 from sideband.ids import ID_PATTERN, SessionId
 
@@ -41,7 +39,7 @@ SessionPath = Annotated[
 @router.get("/v1/engines", summary="Engines, their health and load", responses=responses())
 async def list_engines(parts: PartsDep) -> Engines:
     """All engines in the order of the settings."""
-    return Engines(engines=[_engine(parts.book, engine) for engine in parts.book])
+    return Engines(engines=await parts.siblings.engines(engine_views(parts.book)))
 
 
 @router.post(
@@ -52,9 +50,10 @@ async def list_engines(parts: PartsDep) -> Engines:
 async def eject(name: EngineName, parts: PartsDep) -> EngineView:
     """It gets no new requests until it is returned; those it has go on. Idempotent."""
     with as_problems():
-        engine = parts.book.hold(name, "ejected by an administrator")
+        parts.book.hold(name, "ejected by an administrator")
+    await parts.siblings.publish()
     parts.pusher.wake()
-    return _engine(parts.book, engine)
+    return await _engine(parts, name)
 
 
 @router.post(
@@ -66,8 +65,8 @@ async def return_engine(name: EngineName, parts: PartsDep) -> EngineView:
     """One probe is made at once; it serves when that succeeds. Idempotent."""
     with as_problems():
         engine = parts.book.release(name)
-    await parts.probes.probe(engine)
-    return _engine(parts.book, engine)
+    await asyncio.gather(parts.probes.probe(engine), parts.siblings.publish())
+    return await _engine(parts, name)
 
 
 @router.get("/v1/sessions", summary="Sessions, the latest last", responses=responses())
@@ -78,9 +77,7 @@ async def list_sessions(
     ] = 100,
 ) -> Sessions:
     """The most recently used ones."""
-    count = len(parts.sessions)
-    latest = islice(parts.sessions, max(0, count - limit), None)
-    return Sessions(sessions=[_session(session) for session in latest], count=count)
+    return await parts.siblings.sessions(sessions_view(parts.sessions, limit=limit), limit=limit)
 
 
 @router.delete(
@@ -141,6 +138,7 @@ async def report_version(report: VersionReport, parts: PartsDep) -> Versions:
     with as_problems():
         parts.book.report(report.policy_version, report.engines, force=report.force)
     parts.metrics.policy_version_applied.set(parts.book.applied)
+    await parts.siblings.publish()
     parts.pusher.wake()
     return _versions(parts)
 
@@ -149,14 +147,16 @@ async def report_version(report: VersionReport, parts: PartsDep) -> Versions:
 async def pause(parts: PartsDep) -> GateView:
     """Requests that run go on; new ones get a 503."""
     parts.gate.pause()
-    return _gate(parts)
+    await parts.siblings.publish()
+    return await _gate(parts)
 
 
 @router.post("/v1/admin/resume", summary="Take requests again", responses=responses())
 async def resume(parts: PartsDep) -> GateView:
     """Also after a drain."""
     parts.gate.resume()
-    return _gate(parts)
+    await parts.siblings.publish()
+    return await _gate(parts)
 
 
 @router.post("/v1/admin/drain", summary="Finish what runs, take nothing new", responses=responses())
@@ -167,47 +167,32 @@ async def drain(
     ] = 30.0,
 ) -> GateView:
     """Returns when nothing runs any more, or at the deadline."""
-    is_complete = await parts.gate.drain(timeout_s=timeout_s)
-    return _gate(parts, is_complete=is_complete)
-
-
-def _engine(book: EngineBook, engine: Engine) -> EngineView:
-    return EngineView(
-        name=engine.name,
-        url=engine.url,
-        role=engine.role,
-        state=engine.health.state,
-        is_serving=book.is_serving(engine),
-        why_out=book.why_out(engine),
-        policy_version=engine.policy_version,
-        in_flight=engine.in_flight,
-        requests_total=engine.requests_total,
-        failures=engine.health.failures,
-        ejections_total=engine.ejections_total,
+    parts.gate.begin_drain()
+    await parts.siblings.publish()
+    here, elsewhere = await asyncio.gather(
+        parts.gate.drain(timeout_s=timeout_s), parts.siblings.drain(timeout_s=timeout_s)
     )
+    if not elsewhere and parts.gate.state == "drained":
+        parts.gate.begin_drain()  # something runs yet
+    await parts.siblings.publish()
+    return await _gate(parts, is_complete=here and elsewhere)
 
 
-def _session(session: Session) -> SessionView:
-    return SessionView(
-        session_id=session.session_id,
-        policy_version=session.policy_version,
-        turns_delivered=session.turns_delivered,
-        branches=len(session.branches),
-        tokens=session.tokens,
-        files=len(session.files),
-        in_flight=session.in_flight,
-    )
+async def _engine(parts: Parts, name: str) -> EngineView:
+    views = await parts.siblings.engines(engine_views(parts.book))
+    return next(view for view in views if view.name == name)
 
 
 def _versions(parts: Parts) -> Versions:
     return Versions(
-        applied=parts.book.applied,
+        applied=parts.siblings.applied(parts.book.applied),
         engines={engine.name: engine.policy_version for engine in parts.book},
         pushed=parts.pusher.pushed,
         push_failures=parts.pusher.failures,
     )
 
 
-def _gate(parts: Parts, *, is_complete: bool = True) -> GateView:
+async def _gate(parts: Parts, *, is_complete: bool = True) -> GateView:
     gate = parts.gate
-    return GateView(state=gate.state, in_flight=gate.in_flight, is_complete=is_complete)
+    in_flight = gate.in_flight + await parts.siblings.in_flight()
+    return GateView(state=gate.state, in_flight=in_flight, is_complete=is_complete)

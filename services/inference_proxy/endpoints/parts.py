@@ -17,6 +17,8 @@ from services.inference_proxy.payloads import RootHandle
 from services.inference_proxy.probes import Probes
 from services.inference_proxy.service import GenerateService
 from services.inference_proxy.sessions import SessionBook
+from services.inference_proxy.siblings import Siblings
+from services.inference_proxy.turn_source import TurnSource
 from services.inference_proxy.versions import VersionPusher
 from services.inference_proxy.weights import WeightUpdates
 
@@ -34,6 +36,8 @@ class Parts:
     probes: Probes
     pusher: VersionPusher
     keeper: Keeper
+    kept: TurnSource
+    siblings: Siblings
     generate: GenerateService
     openai: OpenAIService
     turns: OpenAITurns

@@ -11,9 +11,10 @@ from services.inference_proxy.errors import (
     TURN_PROBLEMS,
     as_problems,
 )
-from services.inference_proxy.kept_turn import Found, TurnRef
+from services.inference_proxy.kept_turn import TurnRef
 from services.inference_proxy.offload import offload
 from services.inference_proxy.turn_schemas import TurnList, TurnsAsked, TurnsReleased, turns_json
+from services.inference_proxy.turn_source import TurnsWanted
 from services.kit.problems import Problem, responses
 from services.kit.turns import TURNS_CONTENT_TYPE
 from sideband.ids import RequestId, RunId, SessionId
@@ -42,8 +43,7 @@ async def fetch_turns(asked: TurnsAsked, request: Request, parts: PartsDep) -> R
     takes them.
     """
     with _refused(parts), as_problems():
-        found = _found(asked, parts)
-        encoded = await offload(found.encoded, size_bytes=found.size_bytes)
+        encoded = await parts.kept.fetch(_wanted(asked))
     parts.metrics.kept.fetched_total.inc(len(encoded))
     size_bytes = sum(map(len, encoded))
     if TURNS_CONTENT_TYPE in request.headers.get("accept", ""):
@@ -61,28 +61,21 @@ async def fetch_turns(asked: TurnsAsked, request: Request, parts: PartsDep) -> R
 )
 async def release_turns(asked: TurnsAsked, parts: PartsDep) -> TurnsReleased:
     """Their memory is freed; their files are untouched. Idempotent."""
-    if asked.session_id is not None:
-        session_id = SessionId(asked.session_id)
-        count = parts.keeper.turns.release_session(session_id, choice=asked.choice)
-    else:
-        count = parts.keeper.turns.release(_refs(asked))
+    count = await parts.kept.release(_wanted(asked))
     parts.metrics.kept.released_total.inc(count)
     return TurnsReleased(released=count)
 
 
-def _found(asked: TurnsAsked, parts: Parts) -> Found:
-    run_id = None if asked.run_id is None else RunId(asked.run_id)
-    if asked.session_id is not None:
-        session_id = SessionId(asked.session_id)
-        return parts.keeper.turns.find_session(session_id, choice=asked.choice, run_id=run_id)
-    return parts.keeper.turns.find(_refs(asked), run_id=run_id)
-
-
-def _refs(asked: TurnsAsked) -> list[TurnRef]:
-    return [
-        TurnRef(request_id=RequestId(each.request_id), choice=each.choice)
-        for each in asked.turns or ()
-    ]
+def _wanted(asked: TurnsAsked) -> TurnsWanted:
+    return TurnsWanted(
+        session_id=None if asked.session_id is None else SessionId(asked.session_id),
+        choice=asked.choice,
+        refs=[
+            TurnRef(request_id=RequestId(each.request_id), choice=each.choice)
+            for each in asked.turns or ()
+        ],
+        run_id=None if asked.run_id is None else RunId(asked.run_id),
+    )
 
 
 def _joined(encoded: list[bytes]) -> bytes:

@@ -1,0 +1,83 @@
+"""One worker asks another: a socket pair of its own for each call, which travels as a parcel.
+
+A call to a worker that died waits in its inbox for the next one, as long as its deadline allows.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
+
+import msgspec
+
+from services.inference_proxy.workers.asks import ASKS, REPLIES, AnyAsk, AnyReply
+from services.inference_proxy.workers.errors import WorkerSilent
+from services.inference_proxy.workers.parcels import CALL, Outbox, Parcel
+
+ASKED_BYTES_MAX: Final = 1 << 20  # a few names and a state; the answer may be large
+ASK_TIMEOUT_S: Final = 5.0  # a worker that begins anew answers within it
+
+R = TypeVar("R")
+
+
+class Calls:
+    """Asks the workers behind ``outboxes``, the parent last."""
+
+    def __init__(self, outboxes: Sequence[Outbox]) -> None:
+        self._outboxes = outboxes
+
+    async def ask(
+        self, index: int, ask: AnyAsk, kind: type[R], *, timeout_s: float = ASK_TIMEOUT_S
+    ) -> R:
+        """Its reply, of ``kind``. Raises WorkerSilent."""
+        reply = await self.ask_any(index, ask, timeout_s=timeout_s)
+        assert isinstance(reply, kind), f"{type(ask).__name__} got {type(reply).__name__}"
+        return reply
+
+    async def ask_any(
+        self, index: int, ask: AnyAsk, *, timeout_s: float = ASK_TIMEOUT_S
+    ) -> AnyReply:
+        """The same when there are several kinds."""
+        ours, theirs = socket.socketpair()
+        self._outboxes[index].post(Parcel(CALL, [theirs.detach()]))
+        try:
+            async with asyncio.timeout(timeout_s):
+                content = await _asked(ours, msgspec.msgpack.encode(ask))
+        except TimeoutError as exc:
+            raise WorkerSilent(index, f"did not answer within {timeout_s:g} s") from exc
+        except OSError as exc:
+            raise WorkerSilent(index, f"broke off: {exc}") from exc
+        if not content:
+            raise WorkerSilent(index, "ended before it answered")
+        return REPLIES.decode(content)
+
+
+async def _asked(ours: socket.socket, content: bytes) -> bytes:
+    ours.setblocking(False)
+    reader, writer = await asyncio.open_unix_connection(sock=ours)
+    try:
+        writer.write(content)
+        writer.write_eof()
+        await writer.drain()
+        return await reader.read()
+    finally:
+        writer.close()
+
+
+async def answer(descriptor: int, handle: Callable[[AnyAsk], Awaitable[AnyReply]]) -> None:
+    """Read one call and answer it. A caller that waits no longer is no fault."""
+    theirs = socket.socket(fileno=descriptor)
+    theirs.setblocking(False)
+    reader, writer = await asyncio.open_unix_connection(sock=theirs)
+    try:
+        async with asyncio.timeout(ASK_TIMEOUT_S):
+            asked = await reader.read(ASKED_BYTES_MAX)
+            while part := await reader.read(ASKED_BYTES_MAX):
+                asked += part
+        reply = await handle(ASKS.decode(asked))
+        writer.write(msgspec.msgpack.encode(reply))
+        with contextlib.suppress(OSError):
+            await writer.drain()
+    finally:
+        writer.close()
