@@ -51,6 +51,7 @@ class CheckPlan:
     concurrency: int = 10
     replays_at_once: int = 3
     corruption: Corruption = "none"
+    proxy_workers: int = 1
 
     @property
     def step_rollouts(self) -> int:
@@ -161,6 +162,7 @@ class ModelCheck:
                 payload_root=roots[way.form],
                 concurrency=self._plan.concurrency,
                 on_rollout=lambda: self._progress(f"{self._model}: rollouts", 1),
+                workers=self._plan.proxy_workers,
             )
         await self._cluster.end(*pool.running)
 

@@ -62,6 +62,7 @@ def check(
         str, typer.Option(help="file, segment, row, mask or score: to be found.")
     ] = ("none"),
     live: Annotated[bool, typer.Option(help="A live run as well.")] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Processes of each proxy.")] = 1,
 ) -> None:
     """Only the checks, smaller; ends with 1 when anything differs."""
     if corrupt not in get_args(Corruption):
@@ -72,6 +73,7 @@ def check(
         scenario=Scenario(seed=seed, groups=groups),
         topologies=TOPOLOGIES[:topologies],
         corruption=cast("Corruption", corrupt),
+        proxy_workers=workers,
     )
     result = _checked(plan, with_live=live)
     print_checks(Console(), result.checks)

@@ -154,10 +154,12 @@ def proxy_settings(
     port: int,
     orchestrator_url: str | None = None,
     spills: bool = False,
+    workers: int = 1,
 ) -> ProxySettings:
     """A proxy in front of a pool; by handle with a root, inline without. ``spills``: it writes."""
     return ProxySettings(
         port=port,
+        workers=workers,
         log_level="warning",
         engines=tuple(
             ProxyEngine(
@@ -189,11 +191,14 @@ async def generate(
     payload_root: Path | None,
     concurrency: int,
     on_rollout: Callable[[], None],
+    workers: int = 1,
 ) -> Generated:
     """Run all plans one way. The proxy of the way lives only as long."""
     (port,) = pick_ports(1)
     spills = way.form == "spill"
-    settings = proxy_settings(pool, payload_root=payload_root, port=port, spills=spills)
+    settings = proxy_settings(
+        pool, payload_root=payload_root, port=port, spills=spills, workers=workers
+    )
     before = await pool.counters(client)
     proxy = cluster.start(f"proxy-{way.slug}", targets.proxy, settings)
     await cluster.ready(proxy, f"{url_of(port)}/readyz", client)

@@ -152,7 +152,11 @@ async def start_live(
         options={"proxy_url": url_of(port), "proxy_poll_s": 0.2, "max_off_policy_steps": 1000},
     )
     settings = proxy_settings(
-        pool, payload_root=root, port=port, orchestrator_url=trainer.orchestrator_url
+        pool,
+        payload_root=root,
+        port=port,
+        orchestrator_url=trainer.orchestrator_url,
+        workers=plan.proxy_workers,
     )
     proxy = cluster.start("proxy-live", targets.proxy, settings)
     await cluster.ready(proxy, f"{url_of(port)}/readyz", client)

@@ -5,8 +5,8 @@ Services run exactly as ``python -m services.<name>`` runs them; only their sett
 
 import uvicorn
 
-from services.inference_proxy.app import create_app as create_proxy
 from services.inference_proxy.config import ProxySettings
+from services.inference_proxy.workers.serving import serve_proxy
 from services.kit.run import serve
 from services.orchestrator.app import create_app as create_orchestrator
 from services.orchestrator.config import OrchestratorSettings
@@ -30,8 +30,8 @@ def engine(settings: EngineSettings) -> None:
 
 
 def proxy(settings: ProxySettings) -> None:
-    """The inference proxy."""
-    serve(create_proxy(settings), settings)
+    """The inference proxy, of one process or several."""
+    serve_proxy(settings)
 
 
 def orchestrator(settings: OrchestratorSettings) -> None:

@@ -17,6 +17,7 @@ _PARTS: Final = {
     for is_large, traffic in ((False, SMALL), (True, LARGE))
 }
 HEALTHY: Final = response(b"{}")
+UNKNOWN: Final = response(b"{}", b"404 Not Found")  # as a server without the plugin
 
 
 class Engine(asyncio.Protocol):
@@ -34,7 +35,7 @@ class Engine(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         for head, body in self._splitter.feed(data):
             if head.startswith(b"GET"):
-                self._write(HEALTHY)
+                self._write(HEALTHY if head.startswith(b"GET /health ") else UNKNOWN)
                 continue
             answer = response(answer_to(body))
             if self._delay_s:

@@ -2,17 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
-from typing import Final
+from typing import Final, Literal
 
 import uvloop
 
 from bench.http.bodies import Traffic
 from bench.http.wire import Exchange, request
 
+SessionUse = Literal["none", "kept", "mixed"]
+
 PATH: Final = "/inference/v1/generate"
+SESSION: Final = "x-sideband-session"
 ANSWER_TIMEOUT_S: Final = 60.0
 
 
@@ -54,17 +57,41 @@ def run(
     requests: int,
     headers: Mapping[str, str] | None = None,
     spread_s: float = 0.0,
+    sessions: SessionUse = "none",
 ) -> Load:
     """Send ``requests`` requests and wait for all answers. Raises WrongAnswer, TimeoutError.
 
     The clients' first requests are spread over ``spread_s``: clients that begin together and wait
-    for an equally slow engine stay together, and their queue would be measured.
+    for an equally slow engine stay together, and their queue would be measured. With ``sessions``
+    there is one for each client: kept by it, or handed round among all, request by request.
     """
-    data = request(PATH, traffic.request_body(), dict(headers or {}))
-    return uvloop.run(_run(port, data, in_flight=in_flight, requests=requests, spread_s=spread_s))
+    body, own = traffic.request_body(), dict(headers or {})
+    if sessions == "none":
+        data = [request(PATH, body, own)]
+    else:
+        named = ({**own, SESSION: f"bench-{place}"} for place in range(in_flight))
+        data = [request(PATH, body, each) for each in named]
+    return uvloop.run(
+        _run(
+            port,
+            data,
+            in_flight=in_flight,
+            requests=requests,
+            spread_s=spread_s,
+            stride=1 if sessions == "mixed" else 0,
+        )
+    )
 
 
-async def _run(port: int, data: bytes, *, in_flight: int, requests: int, spread_s: float) -> Load:
+async def _run(
+    port: int,
+    data: Sequence[bytes],
+    *,
+    in_flight: int,
+    requests: int,
+    spread_s: float,
+    stride: int,
+) -> Load:
     loop = asyncio.get_running_loop()
     exchanges = [
         (await loop.create_connection(Exchange, "127.0.0.1", port))[1] for _ in range(in_flight)
@@ -73,13 +100,14 @@ async def _run(port: int, data: bytes, *, in_flight: int, requests: int, spread_
     answers: list[bytes] = []
     left = requests
 
-    async def client(exchange: Exchange, wait_s: float) -> None:
+    async def client(exchange: Exchange, place: int) -> None:
         nonlocal left
-        await asyncio.sleep(wait_s)
+        await asyncio.sleep(spread_s * place / in_flight)
         while left > 0:
             left -= 1
             begin = time.perf_counter()
-            head, body = await exchange.send(data, ANSWER_TIMEOUT_S)
+            head, body = await exchange.send(data[place % len(data)], ANSWER_TIMEOUT_S)
+            place += stride
             latencies_s.append(time.perf_counter() - begin)
             if not head.startswith(b"HTTP/1.1 200"):
                 raise WrongAnswer(f"{head!r} {body[:500]!r}")
@@ -88,7 +116,7 @@ async def _run(port: int, data: bytes, *, in_flight: int, requests: int, spread_
     begin = time.perf_counter()
     async with asyncio.TaskGroup() as group:
         for place, exchange in enumerate(exchanges):
-            group.create_task(client(exchange, spread_s * place / in_flight))
+            group.create_task(client(exchange, place))
     seconds = time.perf_counter() - begin
     for exchange in exchanges:
         exchange.close()

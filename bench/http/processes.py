@@ -7,7 +7,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http import HTTPStatus
+from http.client import HTTPConnection
 from threading import Event
 from typing import Final
 
@@ -60,6 +62,25 @@ def _wait_for(process: "subprocess.Popen[bytes]", port: int) -> None:
                 return
         pause.wait(0.05)
     raise ServerDied(f"nothing listens on {port} after {START_TIMEOUT_S} s")
+
+
+def wait_until_ready(port: int) -> None:
+    """Until a service says that it can do its work. Raises ServerDied."""
+    pause, deadline = Event(), time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        asked = HTTPConnection("127.0.0.1", port, timeout=START_TIMEOUT_S)
+        with closing(asked):
+            asked.request("GET", "/readyz")
+            if asked.getresponse().status == HTTPStatus.OK:
+                return
+        pause.wait(0.05)
+    raise ServerDied(f"the service on {port} is not ready after {START_TIMEOUT_S} s")
+
+
+def family(pid: int) -> list[int]:
+    """A running process and those that it has forked."""
+    with open(f"/proc/{pid}/task/{pid}/children") as children:
+        return [pid, *map(int, children.read().split())]
 
 
 def peak_bytes(pid: int) -> int:

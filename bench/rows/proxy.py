@@ -1,5 +1,6 @@
 """The inference proxy in front of a stub engine: what it adds, and how much it carries."""
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -11,8 +12,15 @@ from typing import Final
 import orjson
 
 from bench.http.bodies import LARGE, RUN_ID, SMALL, Traffic
-from bench.http.load import Load, run
-from bench.http.processes import free_port, peak_bytes, server
+from bench.http.load import Load, SessionUse, run
+from bench.http.processes import (
+    family,
+    free_port,
+    peak_bytes,
+    processor_s,
+    server,
+    wait_until_ready,
+)
 from bench.registry import Row
 from bench.results import Claim, Measurement, RowResult
 from bench.scale import Scale
@@ -22,6 +30,8 @@ from sideband.payload.root import PayloadRoot
 TRAIN: Final = {"x-sideband-kind": "train"}
 ENGINE: Final = "limit: the stub engine alone"
 OURS: Final = "Sideband's proxy, one worker"
+TWO: Final = "Sideband's proxy, two workers"
+CORES_FOR_TWO: Final = 4  # the client and the engine take a core each
 NAIVE: Final = "FastAPI + httpx, naive"
 BARE: Final = "aiohttp, bare"
 EMPTY: Final = "limit: an empty FastAPI handler"
@@ -38,8 +48,10 @@ class Target:
 
 
 @contextmanager
-def targets(delay_s: float) -> Iterator[dict[str, Target]]:
-    """The engine and everything in front of it, each a process of its own."""
+def targets(delay_s: float, *, with_two: bool = False) -> Iterator[dict[str, Target]]:
+    """The engine and everything in front of it, each a process of its own; ``with_two`` also the
+    proxy with two workers.
+    """
     with ExitStack() as stack:
         engine_port = free_port()
         pid = stack.enter_context(
@@ -53,20 +65,24 @@ def targets(delay_s: float) -> Iterator[dict[str, Target]]:
             found[name] = Target(port, stack.enter_context(server(arguments, port)), {})
         root = Path(stack.enter_context(TemporaryDirectory(prefix="sideband-bench-"))) / "payloads"
         PayloadRoot.create(root, RunId(RUN_ID), fresh=True)
-        found[OURS] = stack.enter_context(_proxy(engine_url, root))
+        found[OURS] = stack.enter_context(_proxy(engine_url, root, workers=1))
+        if with_two:
+            found[TWO] = stack.enter_context(_proxy(engine_url, root, workers=2))
         yield found
 
 
 @contextmanager
-def _proxy(engine_url: str, root: Path) -> Iterator[Target]:
+def _proxy(engine_url: str, root: Path, *, workers: int) -> Iterator[Target]:
     port = free_port()
     environment = {
         "SIDEBAND_PROXY_PORT": str(port),
+        "SIDEBAND_PROXY_WORKERS": str(workers),
         "SIDEBAND_PROXY_ENGINES": orjson.dumps([{"name": "e0", "url": engine_url}]).decode(),
         "SIDEBAND_PROXY_PAYLOAD_ROOT": str(root),
         "SIDEBAND_PROXY_LOG_LEVEL": "warning",
     }
     with server(["-m", "services.inference_proxy"], port, environment=environment) as pid:
+        wait_until_ready(port)  # each worker has its own view of the engine
         yield Target(port, pid, TRAIN)
 
 
@@ -116,9 +132,9 @@ def measure_added(scale: Scale) -> RowResult:
 
 
 def measure_saturated(scale: Scale) -> RowResult:
-    """Requests per second of one worker, small bodies, 32 in flight."""
+    """Requests per second of one worker and of two, small bodies, 32 in flight."""
     in_flight = scale.pick(tiny=2, quick=32, full=32)
-    with targets(0.0) as found:
+    with targets(0.0, with_two=True) as found:
         loads = _rounds(
             found,
             SMALL,
@@ -130,33 +146,77 @@ def measure_saturated(scale: Scale) -> RowResult:
             Measurement(
                 side=name,
                 seconds=median(load.p50_s for load in loads[name]),
-                peak_bytes=peak_bytes(found[name].pid),
+                peak_bytes=sum(map(peak_bytes, family(found[name].pid))),
                 rate=median(load.rate for load in loads[name]),
                 rate_unit="requests/s",
             )
             for name in loads
         ]
-    pairs = list(zip(loads[OURS], loads[BARE], loads[NAIVE], strict=True))
+        sessions = _sessions(scale, found, in_flight)
+    pairs = list(zip(loads[OURS], loads[BARE], loads[NAIVE], loads[TWO], strict=True))
     return RowResult(
         name="proxy_saturated",
         title="The proxy saturated",
         setting=f"small bodies, {in_flight} in flight, an engine that answers at once; client, "
-        "proxy and engine share the machine's cores. Seconds are the median of a request",
+        "proxy and engine share the machine's cores. Seconds are the median of a request. Two "
+        f"workers have a target where there are {CORES_FOR_TWO} cores; their processor time says "
+        "what they cost on any machine",
         measurements=measurements,
         claims=[
             Claim(
                 what="of a bare aiohttp forwarder's requests per second",
-                value=100 * median(ours.rate / bare.rate for ours, bare, _ in pairs),
+                value=100 * median(ours.rate / bare.rate for ours, bare, _, _ in pairs),
                 unit="%",
                 target=65,
             ),
             Claim(
                 what="of a naive FastAPI + httpx forwarder's",
-                value=median(ours.rate / naive.rate for ours, _, naive in pairs),
+                value=median(ours.rate / naive.rate for ours, _, naive, _ in pairs),
                 unit="×",
             ),
+            Claim(
+                what="two workers, of one worker's requests per second",
+                value=median(two.rate / ours.rate for ours, _, _, two in pairs),
+                unit="×",
+                target=1.8 if (os.cpu_count() or 1) >= CORES_FOR_TWO else None,
+            ),
+            *sessions,
         ],
     )
+
+
+def _sessions(scale: Scale, found: Mapping[str, Target], in_flight: int) -> list[Claim]:
+    """Processor time of a request: with a session per connection, and with sessions that change
+    connections, of whose requests half move to the other worker.
+    """
+    ways: tuple[tuple[str, str, SessionUse], ...] = (
+        ("one worker, no sessions", OURS, "none"),
+        ("two workers, no sessions", TWO, "none"),
+        ("one worker, a session per connection", OURS, "kept"),
+        ("two workers, a session per connection", TWO, "kept"),
+        ("one worker, sessions mixed over connections", OURS, "mixed"),
+        ("two workers, sessions mixed over connections", TWO, "mixed"),
+    )
+    requests = in_flight * scale.pick(tiny=2, quick=50, full=200)
+    spent_us: dict[str, list[float]] = {what: [] for what, _, _ in ways}
+    for _ in range(scale.pick(tiny=1, quick=3, full=7)):
+        for what, name, use in ways:
+            processes = family(found[name].pid)
+            before_s = sum(map(processor_s, processes))
+            run(
+                found[name].port,
+                SMALL,
+                in_flight=in_flight,
+                requests=requests,
+                headers=TRAIN,
+                sessions=use,
+            )
+            after_s = sum(map(processor_s, processes))
+            spent_us[what].append(1e6 * (after_s - before_s) / requests)
+    return [
+        Claim(what=f"processor time of a request, {what}", value=median(spent), unit="µs")
+        for what, spent in spent_us.items()
+    ]
 
 
 def _rounds(
