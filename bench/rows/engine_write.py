@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from itertools import count, pairwise
 from typing import Any, Final
 
@@ -12,14 +13,17 @@ from bench.files import payload_root, publish, request_of, write_plainly
 from bench.memory import Held, in_child
 from bench.registry import Row
 from bench.results import Claim, Measurement, RowResult
+from bench.rows.masks import without_loops
 from bench.scale import Scale
 from bench.timing import paired
 from bench.workload import QWEN3_30B
+from sideband.compiled import compile_loops
 from sideband.engines.npy import encode_npy_base64
 from sideband.payload.columns import ChoicePayload
 from sideband.payload.root import PayloadRoot
 
 OURS: Final = "Sideband: check, encode, checksum, write, sync"
+NUMPY_ONLY: Final = "Sideband without compiled loops"
 PLAIN: Final = "limit: write + fsync + rename + fsync of the folder"
 INLINE: Final = "inline: base64 and JSON of the same rows"
 HEARTBEAT_S: Final = 0.0005
@@ -33,13 +37,19 @@ def measure(scale: Scale) -> RowResult:
         QWEN3_30B, prompt_tokens=prompt, completion_tokens=completion, with_masks=True, seed=1
     )
     number = count()
+    compile_loops()
     with payload_root() as root:
         size_bytes = publish(root, QWEN3_30B, choice, "first").size_bytes
         folder = root.path / "plain"
         folder.mkdir()
         data = bytes(size_bytes)
-        sides = {
-            OURS: lambda: publish(root, QWEN3_30B, choice, f"request-{next(number)}"),
+
+        def write() -> object:
+            return publish(root, QWEN3_30B, choice, f"request-{next(number)}")
+
+        sides: dict[str, Callable[[], object]] = {
+            OURS: write,
+            NUMPY_ONLY: lambda: without_loops(write),
             PLAIN: lambda: write_plainly(folder, f"plain-{next(number)}", data),
             INLINE: lambda: inline_body(choice),
         }
@@ -56,6 +66,7 @@ def measure(scale: Scale) -> RowResult:
         f"and masks, {size_bytes} bytes, file system as in the head",
         measurements=[
             _with_peak(timings.measurement(OURS, size_bytes=size_bytes), peak["ours"]),
+            timings.measurement(NUMPY_ONLY, size_bytes=size_bytes),
             timings.measurement(PLAIN, size_bytes=size_bytes),
             _with_peak(timings.measurement(INLINE, size_bytes=inline_bytes), peak["inline"]),
         ],
@@ -65,6 +76,11 @@ def measure(scale: Scale) -> RowResult:
                 value=100 * timings.ratio(PLAIN, OURS),
                 unit="%",
                 target=80,
+            ),
+            Claim(
+                what="speed of the plain durable write, without compiled loops",
+                value=100 * timings.ratio(PLAIN, NUMPY_ONLY),
+                unit="%",
             ),
             Claim(
                 what="longest time that the event loop stood still",

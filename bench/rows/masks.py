@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeVar
 from unittest.mock import patch
 
 import numpy as np
@@ -29,6 +29,7 @@ SOURCE_ID_BYTES: Final = 2.25  # ... and 18 bits per kept id
 PLAIN_ID_BYTES: Final = 4.0  # an int32 per kept id
 LISTS: Final = "inline: JSON lists to arrays"
 LIMIT: Final = "limit: memcpy of the decoded ids"
+T = TypeVar("T")
 Tokens = NDArray[np.int32]
 Block = tuple[int, int, bytes]  # rows [first, last), stored bytes
 
@@ -143,10 +144,10 @@ def decode(
     )
 
 
-def without_loops(decoding: Callable[[], MaskRows]) -> MaskRows:
+def without_loops(work: Callable[[], T]) -> T:
     """The same where numba is not installed."""
     with patch.object(Loop, "for_items", lambda loop, count: None):
-        return decoding()
+        return work()
 
 
 def from_lists(lists: list[list[int]]) -> MaskRows:

@@ -16,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sideband.masks import loops
+from sideband.masks.codes import coded
 from sideband.masks.errors import MalformedMaskBlock, TokenNotOfRow
 from sideband.masks.loops import LONG_COUNT
 from sideband.masks.others_arrays import decode_others
 from sideband.masks.rice import (
     end_of_ones,
-    pack_bits,
-    unary,
     widths_of,
     words_of,
 )
@@ -64,19 +63,12 @@ def encode_block(
     """The block's bytes in parts. The caller has checked the rows: each holds its sampled token."""
     counts_R = np.diff(masks.starts_N) - 1
     assert (counts_R >= 0).all(), "a row without ids is a gap"
-    ids_G = masks.ids_M[masks.ids_M != np.repeat(sampled_R, counts_R + 1)].astype(np.int64)
-    assert len(ids_G) == counts_R.sum(), "every row holds its sampled token, once"
-    gaps_G = np.diff(ids_G, prepend=-1) - 1
-    firsts = (np.cumsum(counts_R) - counts_R)[counts_R > 0]
-    gaps_G[firsts] = ids_G[firsts]
-    widths_G = np.repeat(widths_of(counts_R, vocab_size), counts_R)
     tags = np.append(tags_of(sampled_R), np.zeros(len(masks) % 2, np.uint8))
     return [
         np.minimum(counts_R, LONG_COUNT).astype(np.uint8),
         counts_R[counts_R >= LONG_COUNT].astype("<u4").view(np.uint8),
         tags[::2] | tags[1::2] << 4,
-        pack_bits(gaps_G & ((1 << widths_G) - 1), widths_G),
-        unary(gaps_G >> widths_G),
+        *coded(masks, sampled_R, widths_of(counts_R, vocab_size), vocab_size),
     ]
 
 

@@ -4,12 +4,15 @@ Legend: N rows, M kept ids in all.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sideband.masks.rows import MaskRows, RaggedRows, ScoreRows
+from sideband.masks.writing_loops import ARE_KEPT_SETS, FOR_LOOPS
+
+_PLAIN_DTYPES: Final = (np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.int32))
 
 
 def starts_agree(rows: RaggedRows[Any]) -> bool:
@@ -87,6 +90,19 @@ def first_row_with(
     is_sampled_M = masks.ids_M == np.repeat(token_ids_N, np.diff(masks.starts_N))
     found = np.flatnonzero(is_sampled_M & marked_M)
     return row_of_id(masks, int(found[0])) if len(found) else None
+
+
+def are_kept_sets(masks: MaskRows, token_ids_N: NDArray[np.int32], *, vocab_size: int) -> bool:
+    """Whether a compiled loop saw in one pass that the rows keep all rules of kept sets.
+
+    Rows whose starts agree, with a token each. False says nothing: the questions above find out.
+    """
+    is_plain = (masks.starts_N.dtype, masks.ids_M.dtype, token_ids_N.dtype) == _PLAIN_DTYPES
+    loop = ARE_KEPT_SETS.for_items(len(masks.ids_M)) if is_plain else None
+    arrays = (masks.starts_N, masks.ids_M, token_ids_N)
+    return loop is not None and loop(
+        *(np.require(one, requirements=FOR_LOOPS) for one in arrays), vocab_size
+    )
 
 
 def first_bad_score(scores: ScoreRows) -> int | None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from sideband.masks.rows import MaskRows, ScoreRows
 from sideband.masks.rules import (
+    are_kept_sets,
     first_bad_score,
     first_row_with,
     first_row_without,
@@ -70,6 +71,14 @@ def check_masks(column: MaskColumn, model: ModelShape) -> None:
     if len(column.sampled_token_ids_N) != len(masks):
         raise MalformedMask(f"{len(masks)} rows for {len(column.sampled_token_ids_N)} tokens")
     _check_positions(pos, len(masks))
+    if not are_kept_sets(masks, column.sampled_token_ids_N, vocab_size=model.vocab_size):
+        _check_kept_sets(column, model)
+    if column.scores is not None:
+        _check_scores(column, column.scores)
+
+
+def _check_kept_sets(column: MaskColumn, model: ModelShape) -> None:
+    masks, pos = column.masks, column.pos
     _check_vocabulary(pos, masks, model.vocab_size)
     row = first_unsorted_row(masks)
     if row is not None:
@@ -78,8 +87,6 @@ def check_masks(column: MaskColumn, model: ModelShape) -> None:
     if row is not None:
         token_id = int(column.sampled_token_ids_N[row])
         raise SampledTokenNotKept(pos=pos + row, token_id=token_id)
-    if column.scores is not None:
-        _check_scores(column, column.scores)
 
 
 def _check_scores(column: MaskColumn, scores: ScoreRows) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sideband.errors import InvalidInput
+from sideband.routing.loops import ANY_REPEATS, WORD_BYTES
 
 RowArray = NDArray[np.uint8] | NDArray[np.uint16]
 
@@ -35,11 +36,25 @@ def valid_rows(rows_NLK: RowArray, *, id_space: int) -> NDArray[np.bool_]:
         return valid_N
     step = max(1, _BLOCK_IDS // (layers * top_k))
     for start in range(0, count, step):
-        block = rows_NLK[start : start + step]
-        repeats_M = _has_repeats(block.reshape(-1, top_k))
+        ids_MK = rows_NLK[start : start + step].reshape(-1, top_k)
+        if _are_distinct(ids_MK):
+            continue
+        repeats_M = _has_repeats(ids_MK)
         if repeats_M.any():  # rare: most blocks have no gap, and by rows costs more than in all
             valid_N[start : start + step] = ~repeats_M.reshape(-1, layers).any(axis=1)
     return valid_N
+
+
+def _are_distinct(ids_MK: RowArray) -> bool:
+    """Whether a compiled loop saw no list that holds an id twice. False says nothing.
+
+    For lists that fill a word: top-8 of up to 256 experts, as most models route, or top-4 of more.
+    """
+    if ids_MK.shape[1] * ids_MK.itemsize != WORD_BYTES:
+        return False
+    loop = ANY_REPEATS.for_items(ids_MK.size)
+    words_M = ids_MK.reshape(-1).view(np.uint64)
+    return loop is not None and words_M.flags.aligned and not loop(words_M, 8 * ids_MK.itemsize)
 
 
 def _has_repeats(ids_MK: RowArray) -> NDArray[np.bool_]:

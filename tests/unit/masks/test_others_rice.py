@@ -15,7 +15,7 @@ from sideband.masks.errors import MalformedMaskBlock, TokenNotOfRow
 from sideband.masks.others_rice import bytes_before, decode_rows, encode_block, tags_of
 from sideband.masks.rows import MaskRows
 from tests.unit.masks.support import A_FEW, VOCAB_EDGES, Kept, kept_sets, lists, mask_rows
-from tests.unit.masks.ways import WAYS, names, taking
+from tests.unit.masks.ways import ARRAYS, WAYS, names, taking
 
 VOCAB = 1000
 
@@ -89,7 +89,8 @@ def test_any_rows_of_every_vocabulary_come_back(
     way: str, vocab_size: int, data: st.DataObject
 ) -> None:
     kept, sampled = data.draw(sampled_sets(vocab_size))
-    stored = encoded(kept, sampled, vocab_size)
+    with taking(way):
+        stored = encoded(kept, sampled, vocab_size)
     assert stored == by_hand(split(kept, sampled), vocab_size)
     first = data.draw(st.integers(0, len(kept) - 1))
     last = data.draw(st.integers(first + 1, len(kept)))
@@ -110,7 +111,8 @@ def test_counts_around_a_byte_and_whole_vocabularies(way: str, sampled: int) -> 
     kept.insert(4, list(range(1000)))
     kept.append([sampled])
     rows = [sampled] * len(kept)
-    stored = encoded(kept, rows, VOCAB)
+    with taking(way):
+        stored = encoded(kept, rows, VOCAB)
     assert stored == by_hand(split(kept, rows), VOCAB)
     with taking(way):
         for first in range(len(kept)):
@@ -127,9 +129,9 @@ def test_quotients_that_end_with_a_word(way: str) -> None:
     """Rows of 64 ones: a row may begin in the last word, and past it."""
     row = list(range(65))
     kept, sampled = [row, row, [7]], [64, 64, 7]
-    stored = encoded(kept, sampled, 65)
-    assert stored[-16:] == b"\xff" * 16
     with taking(way):
+        stored = encoded(kept, sampled, 65)
+        assert stored[-16:] == b"\xff" * 16
         for first in range(3):
             found = decoded(stored, 3, sampled[first:], 65, first=first)
             assert lists(found) == kept[first:]
@@ -161,11 +163,35 @@ def test_the_set_of_another_token_is_refused(way: str) -> None:
         assert lists(decoded(stored, 3, [same_tag, 5, 2], VOCAB))[0] == [7, same_tag]
 
 
-def test_rows_that_no_writer_may_encode() -> None:
-    with pytest.raises(AssertionError, match="gap"):
-        encode_block(mask_rows([[1], []]), tokens([1, 2]), VOCAB)
-    with pytest.raises(AssertionError, match="sampled"):
-        encode_block(mask_rows([[1], [3]]), tokens([1, 2]), VOCAB)
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_that_no_writer_may_encode(way: str) -> None:
+    with taking(way):
+        with pytest.raises(AssertionError, match="gap"):
+            encode_block(mask_rows([[1], []]), tokens([1, 2]), VOCAB)
+        for lacking in ([[1], [3]], [[1], [3, 4, 5]], [[1], [2, 2]]):
+            with pytest.raises(AssertionError, match="sampled"):
+                encode_block(mask_rows(lacking), tokens([1, 2]), VOCAB)
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != ARRAYS])
+@given(
+    kept=st.lists(st.lists(st.integers(-5, 80), min_size=1, max_size=9), min_size=1, max_size=5),
+    data=st.data(),
+)
+def test_a_loop_leaves_its_arrays_for_no_row(way: str, kept: Kept, data: st.DataObject) -> None:
+    """Rows that were not checked: some are coded, the others noticed before a word too many."""
+    sampled = [data.draw(st.one_of(st.sampled_from(row), st.integers(-5, 80))) for row in kept]
+    rows = split(kept, sampled)
+    can_be = all(
+        others == sorted(set(others) & set(range(64))) and len(others) == len(row) - 1
+        for (_, others), row in zip(rows, kept, strict=True)
+    )
+    with taking(way):
+        if can_be:
+            assert encoded(kept, sampled, 64) == by_hand(rows, 64)
+        else:
+            with pytest.raises(AssertionError, match="sampled"):
+                encoded(kept, sampled, 64)
 
 
 ONE = by_hand([(5, [7, 900])], VOCAB)  # two remainders of 8 bits

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from sideband.masks.rows import MaskRows
 from sideband.masks.rules import (
+    are_kept_sets,
     first_row_without,
     first_unsorted_row,
     row_of_each_id,
@@ -17,6 +18,7 @@ from sideband.masks.rules import (
     starts_agree,
 )
 from tests.unit.masks.support import kept_sets, lists, mask_rows
+from tests.unit.masks.ways import ARRAYS, WAYS, taking
 
 
 @given(kept=kept_sets(100), data=st.data())
@@ -100,3 +102,31 @@ def test_each_id_knows_its_row(kept: list[list[int]]) -> None:
     expected = [row for row, ids in enumerate(kept) for _ in ids]
     assert row_of_each_id(masks).tolist() == expected
     assert [row_of_id(masks, index) for index in range(len(expected))] == expected
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != ARRAYS])
+@given(
+    kept=st.lists(st.lists(st.integers(-1, 9), max_size=3), max_size=4),
+    tokens=st.lists(st.integers(-1, 9), min_size=4, max_size=4),
+)
+def test_one_pass_sees_what_all_questions_see(
+    way: str, kept: list[list[int]], tokens: list[int]
+) -> None:
+    masks, tokens_N = mask_rows(kept), np.array(tokens[: len(kept)], np.int32)
+    expected = (
+        first_unsorted_row(masks) is None
+        and first_row_without(masks, tokens_N) is None
+        and all(0 <= token_id < 9 for row in kept for token_id in row)
+    )
+    with taking(way):
+        assert are_kept_sets(masks, tokens_N, vocab_size=9) == expected
+        tokens_N.flags.writeable = masks.ids_M.flags.writeable = False  # out of a message
+        assert are_kept_sets(masks, tokens_N, vocab_size=9) == expected
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ids_of_another_type_are_left_to_the_questions(way: str) -> None:
+    """None is cut to 32 bits: 2^32 + 5 is not 5."""
+    masks = mask_rows([[5]])
+    with taking(way):
+        assert not are_kept_sets(masks, np.array([2**32 + 5]), vocab_size=9)

@@ -1,5 +1,7 @@
 """Which rows are a router's choice, and the way between all layers and routed layers."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from numpy.typing import NDArray
 
 from sideband.errors import InvalidInput
 from sideband.routing.rows import RowArray, scatter_layers, select_layers, valid_rows
+from tests.unit.masks.ways import WAYS, taking
 
 
 @st.composite
@@ -33,6 +36,32 @@ def test_a_row_is_valid_when_no_layer_repeats_an_id(rows: RowArray) -> None:
 @given(rows_arrays(top_k_max=40))
 def test_wide_routers_are_judged_by_the_same_rule(rows: RowArray) -> None:
     assert valid_rows(rows, id_space=256).tolist() == valid_by_hand(rows)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("top_k", "dtype"), [(8, np.uint8), (4, np.uint16)])
+@given(data=st.data())
+def test_lists_that_fill_a_word_are_judged_by_the_same_rule(
+    way: str, top_k: int, dtype: type[np.unsignedinteger[Any]], data: st.DataObject
+) -> None:
+    """Every id that there is, ids that differ in one bit, and all pairs of places."""
+    ids_max = int(np.iinfo(dtype).max)
+    ids = st.one_of(
+        st.integers(0, ids_max), st.sampled_from([0, 1, 128, 255, ids_max - 1, ids_max])
+    )
+    layer = st.lists(ids, min_size=top_k, max_size=top_k, unique=True)
+    rows = np.array(data.draw(st.lists(st.tuples(layer, layer), min_size=1, max_size=5)), dtype)
+    for index in range(len(rows)):
+        if data.draw(st.booleans()):
+            first, second = data.draw(st.permutations(range(top_k)))[:2]
+            rows[index, data.draw(st.integers(0, 1)), first] = rows[index, :, second][0]
+    with taking(way), np.errstate(over="ignore"):  # plain Python warns where words wrap around
+        found = valid_rows(rows, id_space=ids_max + 1)
+        rows.flags.writeable = False
+        assert valid_rows(rows, id_space=ids_max + 1).tolist() == found.tolist()
+        unaligned = np.frombuffer(b"?" + rows.tobytes(), dtype, offset=1).reshape(rows.shape)
+        assert valid_rows(unaligned, id_space=ids_max + 1).tolist() == found.tolist()
+    assert found.tolist() == valid_by_hand(rows)
 
 
 @given(rows_arrays(top_k_max=1))
