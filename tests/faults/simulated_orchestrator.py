@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from services.kit.problems import Problem
 from services.kit.turns import TurnWire
-from services.orchestrator import loops, shipping
+from services.orchestrator import going_back, loops, returning, shipping
 from services.orchestrator.config import OrchestratorSettings
 from services.orchestrator.feed_client import Acknowledgements, HeldSteps
 from services.orchestrator.feed_client import FeedCallFailed as CallFailed
@@ -39,6 +39,7 @@ from tests.services.orchestrator.support import MODEL
 
 GROUP_SIZE = 2
 STEP_ROLLOUTS = 3
+RETURNS_MAX = 3
 
 
 class Dead(BaseException):
@@ -74,6 +75,9 @@ class World:
         self.trained: Counter[str] = Counter()
         self.applied = 0
         self.written: set[str] = set()
+        self.goes_back = seed % 2 == 0  # now and then the trainer does
+        self.returns = 0
+        self.feed_lineage = 0
         self.is_dead = False
         self.crashes = 0
 
@@ -92,6 +96,16 @@ class World:
         grid = decode_step(self.steps[step]).grid
         names = [span.sample_id for row in grid for b in row for span in b.spans]
         return [name.split("/")[0].rsplit(".", 1)[0] for name in names if name is not None]
+
+    def go_back(self, lineage: int, step: int) -> None:
+        """The feed is told: what the trainer did after ``step`` is void, its engines follow."""
+        if lineage <= self.feed_lineage:
+            return
+        for number in range(step + 1, self.committed + 1):
+            self.trained.subtract(self.rollouts_of(number))
+        self.feed_lineage, self.returns = lineage, self.returns + 1
+        self.held = {number for number in self.held if number <= step}
+        self.committed, self.applied = min(self.committed, step), min(self.applied, step)
 
     def train(self) -> None:
         """Every rank reads and commits the next step, if the feed has it."""
@@ -148,12 +162,21 @@ class SimulatedFeed:
 
     async def acknowledgements(self) -> Acknowledgements:
         await self._pause()
-        return Acknowledgements(run_id="run-1", committed_step=self.world.committed or None)
+        world = self.world
+        return Acknowledgements(
+            run_id="run-1", committed_step=world.committed or None, lineage=world.feed_lineage
+        )
 
     async def held_steps(self) -> HeldSteps:
         await self._pause()
         steps = [{"step": step} for step in sorted(self.world.held)]
-        return msgspec.convert({"feed_instance": "f", "steps": steps}, HeldSteps)
+        facts = {"feed_instance": "f", "steps": steps, "lineage": self.world.feed_lineage}
+        return msgspec.convert(facts, HeldSteps)
+
+    async def go_back(self, *, lineage: int, step: int, last_step: int) -> None:
+        await self._pause()
+        self.world.go_back(lineage, step)
+        await self._pause()
 
     async def end(self) -> None:
         await self._pause()
@@ -226,8 +249,8 @@ async def inline(act: Callable[..., Any], *args: object) -> Any:
     return act(*args)
 
 
-def settings() -> OrchestratorSettings:
-    """Fast loops, small steps."""
+def settings(*, keeps: bool) -> OrchestratorSettings:
+    """Fast loops, small steps; done steps are kept for a trainer that goes back, or not."""
     return OrchestratorSettings(
         run_id="run-1",
         seq_len=64,
@@ -237,6 +260,7 @@ def settings() -> OrchestratorSettings:
         tick_s=0.0001,
         initial_policy_version=0,
         steps_ahead_max=2,
+        applied_steps_kept=1000 if keeps else 0,
     )
 
 
@@ -252,10 +276,11 @@ class Process:
         metrics = Metrics(CollectorRegistry())
         files = SimulatedFiles(world, metrics)
         records = await world.ledger.load()
-        resumption = await resume(settings(), world.ledger, records, files, now_s=1000.0)
+        own = settings(keeps=world.goes_back)
+        resumption = await resume(own, world.ledger, records, files, now_s=1000.0)
         assert resumption.report is None or not resumption.report.files_missing
         service = Orchestrator(
-            settings(),
+            own,
             resumption=resumption,
             model=MODEL,
             ledger=world.ledger,
@@ -344,12 +369,33 @@ class Process:
                 world.train()
             if world.random.random() < 0.1 and world.applied < world.committed:
                 world.applied += 1
-                version = world.applied
-                await self.answered(lambda v=version: service.set_policy_version(v, "push"))  # type: ignore[misc]
+                await self.report(service)
             elif world.random.random() < 0.02:
-                await self.answered(lambda: service.set_policy_version(world.applied, "push"))
+                await self.report(service)
+            if world.goes_back and world.returns < RETURNS_MAX and world.random.random() < 0.01:
+                await self.go_back(service)
             if world.random.random() < 0.01:
                 world.held.clear()  # a feed that was started anew
+
+    async def report(self, service: Orchestrator) -> None:
+        """What the engines serve; they follow the trainer when the feed does."""
+        version, lineage = self.world.applied, self.world.feed_lineage
+        is_known = lineage == service.book.lineage
+        await self.answered(
+            lambda: service.set_policy_version(
+                version, "push", lineage=lineage if is_known else None
+            )
+        )
+
+    async def go_back(self, service: Orchestrator) -> None:
+        """The trainer restarts from an earlier checkpoint; everything is still there."""
+        last = going_back.committed_step(service.book)
+        step, lineage = self.world.random.randint(0, last), service.book.lineage + 1
+        if service.book.run.is_terminal:
+            return
+        record = await self.answered(lambda: returning.go_back(service, step=step, lineage=lineage))
+        lost = (record.steps_gone, record.steps_moved, record.steps_reduced)
+        assert lost == ((), (), ()), record
 
     async def ended(self, service: Orchestrator) -> None:
         """The run is over, durably, and its deletions are done."""
