@@ -22,6 +22,7 @@ class Budget:
     def __init__(self, *, seconds: float, first_seed: int) -> None:
         self._seconds, self._first_seed = seconds, first_seed
         self._tried = self._refused = self._seeds = 0
+        self.is_spent = False  # whether all of it was right
 
     def spend(self, check: Check) -> None:
         """Call ``check`` with data to draw from, again and again; it says whether it was refused.
@@ -33,6 +34,7 @@ class Budget:
             self._run_seed(check, self._first_seed + self._seeds)
             self._seeds += 1
         assert 0 < self._refused < self._tried, self.told
+        self.is_spent = True
 
     def _run_seed(self, check: Check, seed: int) -> None:
         @hypothesis.seed(seed)

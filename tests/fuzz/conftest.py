@@ -23,7 +23,8 @@ def budget(request: pytest.FixtureRequest) -> Iterator[Budget]:
     option = request.config.getoption
     made = Budget(seconds=option("--fuzz-seconds"), first_seed=option("--fuzz-seed"))
     yield made
-    request.node.user_properties.append((PROPERTY, (request.node.name, made.told)))
+    if made.is_spent:
+        request.node.user_properties.append((PROPERTY, (request.node.name, made.told)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -43,6 +43,8 @@ def overwritten(data: st.DataObject, original: bytes) -> bytes:
     found = bytearray(original)
     for _ in range(data.draw(st.integers(0, 3))):
         start = data.draw(st.integers(0, len(found) - 1))
+        if data.draw(st.booleans()):  # small numbers are drawn more often, and both ends matter
+            start = len(found) - 1 - start
         new = data.draw(_WORDS | st.binary(min_size=1, max_size=8))[: len(found) - start]
         found[start : start + len(new)] = new
     return bytes(found)
