@@ -45,6 +45,7 @@ from services.inference_proxy.workers.state import FollowingBook
 from services.inference_proxy.workers.team import Member, Team
 from services.kit.app import ProblemApp, build_app
 from services.kit.auth import TokenCheck
+from sideband.compiled import compile_loops
 from sideband.model import ModelShape
 from sideband.payload.encodings import Encodings
 
@@ -75,6 +76,8 @@ def create_app(
                 ThreadPoolExecutor(settings.share().spill_threads, "spill") as writers,
             ):
                 model = await asyncio.to_thread(load_model, settings.model_config_path)
+                if settings.spills:  # later, it would keep Python's lock from requests
+                    await asyncio.to_thread(compile_loops)
                 parts = build_parts(
                     settings.share(), opened, executor, writers, metrics, model, member
                 )

@@ -203,6 +203,11 @@ class ProxySettings(ServiceSettings):
     def _orchestrator_url(cls, url: str | None) -> str | None:
         return None if url is None else check_url(url)
 
+    @property
+    def spills(self) -> bool:
+        """Whether the proxy writes files for an engine."""
+        return any(engine.spill == "proxy" for engine in self.engines)
+
     @model_validator(mode="after")
     def _engines_fit(self) -> Self:
         repeated = [name for name, n in Counter(e.name for e in self.engines).items() if n > 1]
@@ -213,8 +218,7 @@ class ProxySettings(ServiceSettings):
             raise ValueError("engines: colocated engines do not mix with prefill and decode")
         if roles in ({"prefill"}, {"decode"}):
             raise ValueError("engines: prefill and decode come together, one of each at least")
-        spills = any(engine.spill == "proxy" for engine in self.engines)
-        if spills and self.payload_root is not None and self.model_config_path is None:
+        if self.spills and self.payload_root is not None and self.model_config_path is None:
             raise ValueError("model_config_path: `spill: proxy` needs the model's config.json")
         if self.payload_root is not None and not self.payload_root.is_absolute():
             raise ValueError("payload_root must be an absolute path")

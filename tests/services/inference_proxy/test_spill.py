@@ -13,6 +13,7 @@ from fastapi import Response
 from msgspec import structs
 from prometheus_client import CollectorRegistry
 
+from services.inference_proxy import app
 from services.inference_proxy.answers import MalformedAnswer
 from services.inference_proxy.budget import ByteBudget
 from services.inference_proxy.config import EngineSettings, ProxySettings
@@ -59,6 +60,17 @@ def kept_in(answer: dict[str, Any], root: Path) -> list[list[int]]:
     finally:
         reader.close()
     return [masks[i].tolist() for i in range(len(masks))]
+
+
+@pytest.mark.parametrize("spills", [False, True])
+async def test_what_writers_use_is_compiled_before_the_first_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spills: bool
+) -> None:
+    """Compiling beside requests would make them wait."""
+    compiled: list[bool] = []
+    monkeypatch.setattr(app, "compile_loops", lambda: compiled.append(True))
+    async with running({"e0": StubEngine(spills=spills)}, root=tmp_path / "root"):
+        assert compiled == [True] * spills
 
 
 @pytest.mark.parametrize("is_pair", [False, True])

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from sideband.compiled import compile_loops
 from sideband.engines.vllm.asks import Ask, Target, open_target, read_ask
 from sideband.engines.vllm.checks import EngineFacts, Finding, check_engine
 from sideband.engines.vllm.errors import AskRefused
@@ -110,7 +111,11 @@ def start(
     facts: EngineFacts,
     hf_config: Mapping[str, object],
 ) -> PluginState:
-    """Judge the server once, and say everything that an operator should read."""
+    """Judge the server once, and say everything that an operator should read.
+
+    Where it will write, it compiles what writers use: later, it would keep Python's lock from
+    requests for tens of milliseconds.
+    """
     findings = check_engine(facts)
     refusals = [finding.message for finding in findings if finding.is_refusal]
     model: ModelShape | None = None
@@ -131,6 +136,8 @@ def start(
         why_not="; ".join(refusals) or None,
     )
     _say(state)
+    if settings.payload_root is not None:
+        compile_loops()
     return state
 
 

@@ -1,14 +1,17 @@
 """What is said when a server starts, by what its configuration means for requests by handle."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sideband.engines.vllm import state
 from sideband.engines.vllm.checks import EngineFacts, check_engine
 from sideband.engines.vllm.hooks.facts import read_facts, read_model_config
-from tests.unit.engines.vllm.fakes import HF_CONFIG, vllm_config
+from tests.unit.engines.vllm.fakes import HF_CONFIG, Script, vllm_config
+from tests.unit.engines.vllm.running import server
 
 GOOD = EngineFacts(version="0.32.0", captures_routing=True, captures_masks=True)
 
@@ -84,3 +87,14 @@ def test_facts_are_read_as_0_30_lays_its_config_out() -> None:
     facts = read_facts(config, version="0.30.0")
     assert (facts.captures_routing, facts.captures_masks) == (True, False)
     assert [code for code, _ in codes(facts)] == ["no_masks"]
+
+
+@pytest.mark.parametrize("root", [False, True])
+def test_what_writers_use_is_compiled_before_the_first_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: bool
+) -> None:
+    """Compiling beside requests would make them wait."""
+    compiled: list[bool] = []
+    monkeypatch.setattr(state, "compile_loops", lambda: compiled.append(True))
+    server(tmp_path, Script(), root=root)
+    assert compiled == [True] * root
