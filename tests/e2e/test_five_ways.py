@@ -36,13 +36,13 @@ def test_five_ways_and_a_live_run_are_equal_and_leave_no_file(tmp_path: Path) ->
     assert not list((tmp_path / "out").rglob("*.sbp"))
 
 
-def test_four_ways_and_a_live_run_are_equal_through_two_workers(tmp_path: Path) -> None:
+def test_five_ways_and_a_live_run_are_equal_through_two_workers(tmp_path: Path) -> None:
     options = ("--seed", "12", "--topologies", "1", "--live", "--workers", "2")
     code, results, output = run(tmp_path / "out", *options, "--model", "sim-uint16")
     assert differing(results) == set(), output
     assert code == 0, output
     names = {check["name"] for check in results["checks"]}
-    assert {"micro batches equal in all four ways", "files left after a run: none"} <= names
+    assert {"micro batches equal in all five ways", "files left after a run: none"} <= names
 
 
 @pytest.mark.parametrize(
