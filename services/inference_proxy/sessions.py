@@ -53,7 +53,7 @@ class Session:
     policy_version: int
     branches: list[Branch] = field(default_factory=list)  # the least recently delivered first
     last: LastTurn | None = None
-    files: list[str] = field(default_factory=list)
+    files: dict[str, None] = field(default_factory=dict)  # in order
     turns_delivered: int = 0
     in_flight: int = 0
     is_discarded: bool = False
@@ -106,8 +106,10 @@ class Session:
             ]
             self.branches.append(Branch(tokens, covered))
         del self.branches[:-BRANCHES_MAX]
-        known = dict.fromkeys([*self.files, *files])
-        self.files = list(known)[-SESSION_FILES_MAX:]
+        for file in files:
+            self.files.setdefault(file)
+        while len(self.files) > SESSION_FILES_MAX:
+            del self.files[next(iter(self.files))]
 
 
 class SessionBook:

@@ -1,5 +1,7 @@
 """The session book alone: what is asked for is what was not given, within its bounds."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from services.inference_proxy.limits import BRANCHES_MAX, SESSION_FILES_MAX
 from services.inference_proxy.sessions import (
+    Session,
     SessionBook,
     Tokens,
     VersionChanged,
@@ -131,7 +134,18 @@ def test_files_are_bounded_and_named_once() -> None:
     for i in range(SESSION_FILES_MAX + 5):
         sessions.deliver(session, R, array(1), [], [f"f{i}", f"f{i}"])
     assert len(session.files) == SESSION_FILES_MAX
-    assert session.files[-1] == f"f{SESSION_FILES_MAX + 4}"
+    assert list(session.files)[-1] == f"f{SESSION_FILES_MAX + 4}"
+
+
+@given(st.lists(st.lists(st.sampled_from("abcdefg"), max_size=5), max_size=12))
+def test_the_files_kept_are_the_latest_new_ones_in_order(named: list[list[str]]) -> None:
+    session = Session(session_id=S1, policy_version=0)
+    expected: list[str] = []
+    with patch("services.inference_proxy.sessions.SESSION_FILES_MAX", 3):
+        for files in named:
+            session.deliver(R, array(1), [], files)
+            expected = list(dict.fromkeys([*expected, *files]))[-3:]
+            assert list(session.files) == expected
 
 
 @given(st.lists(st.integers(0, 1), max_size=6), st.lists(st.integers(0, 1), max_size=6))
