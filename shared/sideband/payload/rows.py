@@ -63,29 +63,23 @@ def _read_raw(
     payload: OpenPayload, table: BlockTable, row: int, stop: int, out_bytes: memoryview
 ) -> None:
     """Rows [row, stop) as they lie there: whole blocks in place, edges by way of the scratch."""
-    row_bytes = len(out_bytes) // (stop - row)
-
-    def place(first: int, last: int) -> memoryview:
-        return out_bytes[(first - row) * row_bytes : (last - row) * row_bytes]
-
-    def copy_edge(number: int) -> None:
-        begin = table.rows[number]
-        first, last = max(row, begin), min(stop, table.rows[number + 1])
-        stored = scratch_block(payload, table, number)
-        place(first, last)[:] = stored[(first - begin) * row_bytes : (last - begin) * row_bytes]
-
-    numbers = table.numbers(row, stop)
-    first, last = numbers.start, numbers.stop
+    numbers, row_bytes = table.numbers(row, stop), len(out_bytes) // (stop - row)
+    first, last, reached = numbers.start, numbers.stop, 0
     if table.rows[first] < row:
-        copy_edge(first)
+        begin, end = table.rows[first], table.rows[first + 1]
+        reached = (min(stop, end) - row) * row_bytes
+        skipped = (row - begin) * row_bytes
+        stored = scratch_block(payload, table, first)
+        out_bytes[:reached] = stored[skipped : skipped + reached]
         first += 1
     has_tail = first < last and table.rows[last] > stop
     last -= has_tail
     if first < last:
-        whole = place(table.rows[first], table.rows[last])
-        read_blocks(payload, table, range(first, last), whole)
+        begin, reached = reached, (table.rows[last] - row) * row_bytes
+        read_blocks(payload, table, range(first, last), out_bytes[begin:reached])
     if has_tail:
-        copy_edge(last)
+        stored = scratch_block(payload, table, last)
+        out_bytes[reached:] = stored[: len(out_bytes) - reached]
 
 
 def read_mask_rows(
