@@ -1,4 +1,4 @@
-"""Cost must grow linearly: time over samples, ranks, turns per rollout, and files per chunk."""
+"""Cost must grow linearly: time over samples, tokens, ranks, and turns per rollout."""
 
 import math
 from collections.abc import Sequence
@@ -56,6 +56,39 @@ def measure_samples(scale: Scale) -> RowResult:
         [
             _curve("samples-time", "Pack and encode", "samples", "ms", times),
             _curve("samples-memory", "Orchestrator: held + peak", "samples", "MB", memory),
+        ],
+    )
+
+
+def measure_tokens(scale: Scale) -> RowResult:
+    """Pack and encode, and then cut for the ranks, over the tokens of a sample."""
+    counts = scale.pick(
+        tiny=[64, 128],
+        quick=[1_000, 8_000, 32_000, 128_000],
+        full=[1_000, 4_000, 16_000, 64_000, 256_000, 1_000_000],
+    )
+    plan = PackingPlan(seq_len=max(counts), cp_size=8)
+    packing: Points = []
+    cutting: Points = []
+    for tokens in counts:
+        samples = [handle_sample(i, SampleShape(tokens=tokens), GLM_45_AIR) for i in range(16)]
+        body = orchestrator_side(samples, plan, GLM_45_AIR)
+        timings = paired(
+            {
+                "pack": partial(orchestrator_side, samples, plan, GLM_45_AIR),
+                "cut": partial(egress_bytes, body),
+            },
+            rounds=scale.rounds,
+        )
+        packing.append((tokens, timings.median("pack") * 1e3))
+        cutting.append((tokens, timings.median("cut") * 1e3))
+    return _row(
+        "curve_tokens",
+        "Growth with tokens",
+        f"16 samples of {counts[0]} to {counts[-1]} tokens, 4 turns, one data rank, CP 8",
+        [
+            _curve("tokens-pack", "Pack and encode", "tokens per sample", "ms", packing),
+            _curve("tokens-cut", "Decode, cut and encode", "tokens per sample", "ms", cutting),
         ],
     )
 
@@ -220,6 +253,7 @@ def _row(
 
 ROWS: Final = [
     Row("curve_samples", measure_samples),
+    Row("curve_tokens", measure_tokens),
     Row("curve_ranks", measure_ranks),
     Row("curve_turns", measure_turns),
 ]
