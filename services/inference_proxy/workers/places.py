@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Final, Literal
 from urllib.parse import unquote
 
+import httptools
 from starlette.routing import compile_path
 from starlette.types import Scope
 from xxhash import xxh3_64_intdigest
@@ -76,8 +77,7 @@ def place_of_head(head: bytes, workers: int) -> int | None:
     A head that this does not understand belongs to any: whoever parses it says what is wrong.
     """
     _, _, rest = head.partition(b" ")
-    target = rest.partition(b" ")[0].partition(b"?")[0]
-    path = target.decode("latin-1")
+    path = _path_of(rest.lstrip(b" ").partition(b" ")[0]).decode("latin-1")
     if "%" in path:
         path = unquote(path)
     session = None
@@ -87,6 +87,16 @@ def place_of_head(head: bytes, workers: int) -> int | None:
         stop = head.find(b"\r\n", start)
         session = head[start : stop if stop >= 0 else len(head)].lstrip(b" \t")
     return place_of(path, session, workers)
+
+
+def _path_of(target: bytes) -> bytes:
+    """Of a request's target, which may be a whole URL; none of one that cannot be."""
+    if target.startswith(b"/") and b"#" not in target:  # nearly all, in a tenth of the time
+        return target.partition(b"?")[0]
+    try:
+        return httptools.parse_url(target).path or b""
+    except httptools.HttpParserInvalidURLError:
+        return b""
 
 
 def place_of_scope(scope: Scope, workers: int) -> int | None:

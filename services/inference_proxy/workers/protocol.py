@@ -6,11 +6,14 @@ directly, sees it leave, and keeps the connection. A client that stays with one 
 
 from typing import Any, Final
 
+import httptools
+
 from services.inference_proxy.workers.parcels import Outbox, Parcel
 from services.inference_proxy.workers.places import place_of_head
 from services.kit.server import CallerProtocol
 
 HEAD_END: Final = b"\r\n\r\n"
+EMPTY_LINES: Final = b"\r\n"  # that clients may send before a request
 HEAD_BYTES_MAX: Final = 64 << 10  # of a head that comes in parts; more is not looked at
 
 
@@ -24,6 +27,7 @@ class WorkerProtocol(CallerProtocol):
         super().__init__(**uvicorns)
         self._handed = handed  # what another worker has read of the first request
         self._head = b""  # of a request whose head is not whole yet
+        self._reading: httptools.HttpRequestParser | None = None  # has read just that
         self._is_between = True  # no request has begun whose end was not read
 
     def connection_made(self, transport: Any) -> None:
@@ -48,16 +52,27 @@ class WorkerProtocol(CallerProtocol):
         if not self._is_between or not (self.cycle is None or self.cycle.response_complete):
             super().data_received(data)
             return
-        data = self._head + data
+        news = data
+        data = (self._head + data).lstrip(EMPTY_LINES)
         end = data.find(HEAD_END)
-        if end < 0 and len(data) < HEAD_BYTES_MAX:
+        if end < 0 and len(data) < HEAD_BYTES_MAX and self._may_become_a_head(news):
             self._head = data
             self._unset_keepalive_if_required()
             return
-        self._head = b""
+        self._head, self._reading = b"", None
         worker = None if end < 0 else place_of_head(data[:end], len(self.outboxes))
         if worker is None or worker == self.index or not self._hand_over(worker, data):
             super().data_received(data)
+
+    def _may_become_a_head(self, news: bytes) -> bool:
+        """Whether more is worth waiting for: what no request begins with is refused at once."""
+        if self._reading is None:
+            self._reading = httptools.HttpRequestParser(object())
+        try:
+            self._reading.feed_data(news)
+        except httptools.HttpParserError:
+            return False
+        return True
 
     def _hand_over(self, worker: int, data: bytes) -> bool:
         """Whether it went: not while bytes of an answer wait for the client."""

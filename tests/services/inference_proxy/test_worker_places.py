@@ -94,9 +94,15 @@ def test_a_head_says_what_the_parsed_request_says(
         ("/v1/sessions/rollout%2D7", "/v1/sessions/rollout-7"),
         ("/v1/engine%73", "/v1/engines"),
         ("/v1/engines?x=%41", "/v1/engines"),
+        ("http://proxy:8000/v1/engines", "/v1/engines"),
+        ("HTTP://proxy/v1/sessions/rollout%2D7?x#y", "/v1/sessions/rollout-7"),
+        ("/v1/engines#x?y", "/v1/engines"),
+        (" /v1/engines", "/v1/engines"),
+        ("http://", ""),
+        ("*", ""),
     ],
 )
-def test_an_escaped_path_is_read_as_the_server_reads_it(path: str, meant: str) -> None:
+def test_any_form_of_a_path_is_read_as_the_server_reads_it(path: str, meant: str) -> None:
     assert place_of_head(f"GET {path} HTTP/1.1\r\nHost: p".encode(), 4) == place_of(meant, None, 4)
 
 
