@@ -148,7 +148,10 @@ def _reopen(book: Book, change: Change, record: StepRecord, remains: Remains) ->
             book.rollouts[name], state=RolloutState.PACKED, files=remains.files[name]
         )
         book.put_rollout(change, packed)
-    book.put_step(change, replace(record, state=StepState.BUILT, acknowledged_s=None))
+    # All that its rollouts name: a resume took from the record what it found gone.
+    files = frozenset[str]().union(*(remains.files[name] for name in record.rollout_ids))
+    again = replace(record, files=files, state=StepState.BUILT, acknowledged_s=None)
+    book.put_step(change, again)
 
 
 def _unpack(
@@ -169,7 +172,7 @@ def _unpack(
             samples=remains.samples[name],
         )
         refused = book.retention.hold(Holder("rollout", name), ready.files)
-        assert not refused, "its step holds them"
+        assert remains.files_missing.issuperset(refused), "its step holds what is there"
         own = ready.advantage
         book.put_rollout(change, ready if own is None else advantaged(ready, own))
     change.delete_files += book.retention.undo(record.step)

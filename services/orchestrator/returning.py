@@ -59,10 +59,11 @@ async def _remains(service: Orchestrator, step: int) -> Remains:
     for names in steps.values():
         found = await _samples(service, names)
         files |= {name: files_of(samples) for name, samples in found.items()}
-    missing: frozenset[str] = frozenset()
+    named = sorted(frozenset[str]().union(*files.values()))
+    # A resume has given up what it found gone: no step holds that any more, should it come back.
+    missing = frozenset(filter(service.book.retention.is_given_up, named))
     if service.files is not None:
-        named = sorted(frozenset[str]().union(*files.values()))
-        missing = frozenset(await missing_files(service.files, named))
+        missing |= frozenset(await missing_files(service.files, named))
     remains = Remains(steps=steps, files=files, files_missing=missing)
     gap = going_back.first_gap(service.book, step, remains)
     behind = [name for number, names in steps.items() if number >= gap for name in names]

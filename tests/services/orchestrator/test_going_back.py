@@ -136,6 +136,33 @@ async def test_a_file_that_is_gone_costs_its_rollout_and_no_other(tmp_path: Path
         assert (rollout["state"], rollout["dropped"]) == ("dropped", {"files_gone": 1})
 
 
+@pytest.mark.parametrize("lost", [["a"], ["a", "b"]])
+async def test_what_a_resume_found_gone_of_a_kept_step_does_not_come_again(
+    tmp_path: Path, lost: list[str]
+) -> None:
+    world = World(tmp_path, applied_steps_kept=5, step_rollouts=2)
+    async with world.life() as bench:
+        turns = {name: await collect(bench, name, advantage=1.0) for name in ("a", "b")}
+        await bench.until(lambda: bench.feed.taken == [1], "it is shipped")
+        bench.feed.commit(1)
+        bench.proxy.applied = 1
+        await bench.until(lambda: bench.service.book.policy_version == 1, "it is applied")
+        assert bench.root is not None
+        gone = set[str]().union(*(files_of(turns[name]) for name in lost))
+        for file in gone:
+            bench.root.delete(file)
+    async with world.life() as bench:
+        record = await go_back(bench, 0)
+        assert record["rollouts_dropped"] == lost
+        assert set(record["files_missing"]) == gone
+        assert (record["steps_reduced"], record["steps_gone"]) == (
+            ([1], []) if lost == ["a"] else ([], [1])
+        )
+        if lost == ["a"]:
+            await bench.until(lambda: bench.feed.taken == [1, 1], "it comes again without")
+            assert _kept(bench, 1) == files_of(turns["b"]) == bench.on_disk()
+
+
 async def test_the_next_process_goes_on_with_it_and_tells_a_feed_that_was_started_anew(
     tmp_path: Path,
 ) -> None:
