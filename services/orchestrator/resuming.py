@@ -167,12 +167,9 @@ def _reduce_step(
                 _drop(book, change, rollout, report, lost)
             else:
                 kept.append(rollout_id)
-    rollout_ids = tuple(kept) if record.state is StepState.BUILT else record.rollout_ids
-    digest = "" if record.state is StepState.BUILT else record.digest
-    book.put_step(
-        change,
-        replace(record, files=record.files - lost, rollout_ids=rollout_ids, digest=digest),
-    )
+        # What was built of them all must not be sent: it is built again.
+        record = replace(record, rollout_ids=tuple(kept), digest="", body=b"")
+    book.put_step(change, replace(record, files=record.files - lost))
 
 
 def _reduced_draft(

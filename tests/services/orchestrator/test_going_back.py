@@ -1,6 +1,7 @@
 """The trainer goes back to an earlier checkpoint: the same steps again, or what is gone is said."""
 
 import asyncio
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,23 @@ async def test_what_a_resume_found_gone_of_a_kept_step_does_not_come_again(
         if lost == ["a"]:
             await bench.until(lambda: bench.feed.taken == [1, 1], "it comes again without")
             assert _kept(bench, 1) == files_of(turns["b"]) == bench.on_disk()
+
+
+async def test_a_step_that_was_not_committed_comes_again_without_what_is_gone(
+    tmp_path: Path,
+) -> None:
+    async with World(tmp_path, step_rollouts=2).life() as bench:
+        turns = {name: await collect(bench, name, advantage=1.0) for name in ("a", "b")}
+        await bench.until(lambda: bench.feed.taken == [1], "it is shipped")
+        assert bench.root is not None
+        for file in files_of(turns["a"]):
+            bench.root.delete(file)
+        record = await go_back(bench, 0)
+        assert (record["steps_reduced"], record["rollouts_dropped"]) == ([1], ["a"])
+        await bench.until(lambda: bench.feed.taken == [1, 1], "it comes again")
+        assert _kept(bench, 1) == files_of(turns["b"])
+        digest = (await bench.http.get("/v1/steps/1")).json()["digest"]
+        assert digest == sha256(encode_step(bench.feed.steps[1])).hexdigest()
 
 
 async def test_the_next_process_goes_on_with_it_and_tells_a_feed_that_was_started_anew(
