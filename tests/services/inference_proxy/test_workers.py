@@ -1,11 +1,8 @@
 """Several workers behind one address, as real processes: every rule of one holds over all."""
 
 import asyncio
-import os
-import signal
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
 import orjson
@@ -15,53 +12,25 @@ from fastapi import FastAPI, Request, Response
 from tests.services.inference_proxy.harness import (
     GENERATE,
     TRAIN,
-    request_body,
     served,
     until,
 )
 from tests.services.inference_proxy.stub import StubEngine, sampled
-from tests.services.inference_proxy.workers import Workers, session_of, workers
+from tests.services.inference_proxy.workers import (
+    PROMPT,
+    arrived,
+    rollout,
+    session_of,
+    starts,
+    turn,
+    workers,
+)
 
 pytestmark = pytest.mark.e2e
-
-PROMPT = [5, 17, 3, 42, 8, 1]
-
-
-def turn(prompt: list[int], name: str, **members: Any) -> dict[str, Any]:
-    return {**request_body(prompt), "request_id": name, **members}
-
-
-async def rollout(proxy: Workers, session: str, turns: int = 3) -> list[int]:
-    """Follow-up turns of one session, each over another connection; the first row asked of each."""
-    prompt = list(PROMPT)
-    versions = []
-    for number in range(turns):
-        answer = await proxy.generate(turn(prompt, f"{session}.t{number}"), session=session)
-        assert answer.status_code == 200, answer.text
-        versions.append(int(answer.headers["x-sideband-policy-version"]))
-        prompt = [*prompt, *answer.json()["choices"][0]["token_ids"], 9]
-    return versions
-
-
-def arrived(engine: StubEngine, count: int) -> bool:
-    return len(engine.requests) == count
 
 
 def cancelled(engine: StubEngine, count: int) -> bool:
     return engine.cancelled == count
-
-
-def lives(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
-
-
-def starts(engine: StubEngine, session: str) -> list[int]:
-    """Where the rows that were asked for a session's turns begin."""
-    return [
-        body["sampling_params"].get("routed_experts_prompt_start", 0)
-        for body in engine.requests
-        if body["request_id"].startswith(f"{session}.")
-    ]
 
 
 async def test_a_session_keeps_its_version_and_its_rows_whatever_connection_it_comes_by(
@@ -243,47 +212,6 @@ async def test_a_client_that_leaves_ends_its_request_wherever_it_is_served(tmp_p
             await until(partial(cancelled, engine, worker + 1))
 
 
-async def test_a_killed_worker_comes_back_with_what_holds_for_all(tmp_path: Path) -> None:
-    engine = StubEngine()
-    async with workers({"e0": engine, "e1": StubEngine()}, tmp_path) as proxy:
-        await proxy.ask("POST", "/v1/policy-version", json={"policy_version": 2})
-        await proxy.ask("POST", "/v1/engines/e1/eject")
-        for worker in (0, 1):
-            session, other = session_of(worker), session_of(1 - worker)
-            for name in (session, other):
-                assert await rollout(proxy, name, turns=2) == [2, 2]
-            os.kill(proxy.pid(worker), signal.SIGKILL)
-            # At once: what arrives for the dead one waits for the next in its place.
-            for name in (session, other):
-                answer = await proxy.generate(turn([*PROMPT, 7], f"{name}.t2"), session=name)
-                assert answer.headers["x-sideband-policy-version"] == "2"
-            # Its memory is gone, the other's is not.
-            assert (starts(engine, session)[-1], starts(engine, other)[-1]) == (0, len(PROMPT))
-            views = (await proxy.ask("GET", "/v1/engines")).json()["engines"]
-            assert [(v["state"], v["policy_version"]) for v in views] == [
-                ("healthy", 2),
-                ("held", 2),
-            ]
-            for name in (session, other):
-                await proxy.ask("DELETE", f"/v1/sessions/{name}")
-        codes = [(each["worker"], each["exit_code"]) for each in proxy.events("worker_ended")]
-        assert codes == [(0, -9), (1, -9)]
-
-
-async def test_a_worker_that_does_not_follow_is_replaced_before_a_report_is_answered(
-    tmp_path: Path,
-) -> None:
-    async with workers({"e0": StubEngine()}, tmp_path) as proxy:
-        stopped = proxy.pid(1)
-        async with httpx.AsyncClient(base_url=proxy.url, trust_env=False, timeout=30) as http:
-            await http.get("/v1/policy-version")  # now the connection is the leader's
-            os.kill(stopped, signal.SIGSTOP)
-            answer = await http.post("/v1/policy-version", json={"policy_version": 5})
-        assert answer.json()["applied"] == 5
-        assert not lives(stopped)
-        assert await rollout(proxy, session_of(1), turns=1) == [5]
-
-
 async def test_paused_and_drained_means_all_workers(tmp_path: Path) -> None:
     engine = StubEngine(hold=asyncio.Event())
     async with workers({"e0": engine}, tmp_path) as proxy:
@@ -397,50 +325,3 @@ async def test_metrics_are_those_of_all_workers(tmp_path: Path) -> None:
             sample = f'proxy_generate_total{{kind="train",outcome="ok",worker="{worker}"}}'
             assert f"{sample} {worker + 1}.0" in lines
             assert f'proxy_sessions{{worker="{worker}"}} 1.0' in lines
-
-
-async def test_a_told_end_lets_requests_finish_in_every_worker(tmp_path: Path) -> None:
-    engine = StubEngine(hold=asyncio.Event())
-    async with workers({"e0": engine}, tmp_path) as proxy:
-        running = [
-            asyncio.create_task(proxy.generate(turn(PROMPT, f"r{w}"), session=session_of(w)))
-            for w in (0, 1)
-        ]
-        await until(lambda: len(engine.requests) == 2)
-        proxy.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(10):
-            while True:  # the port closes at once
-                try:
-                    _, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
-                except (ConnectionRefusedError, ConnectionResetError):
-                    break
-                writer.close()
-        assert engine.hold is not None
-        engine.hold.set()
-        assert [(await each).status_code for each in running] == [200, 200]
-        async with asyncio.timeout(10):
-            assert await proxy.process.wait() == -signal.SIGTERM
-        assert proxy.events("worker_ended") == []
-
-
-async def test_workers_end_with_their_parent(tmp_path: Path) -> None:
-    async with workers({"e0": StubEngine()}, tmp_path) as proxy:
-        pids = [proxy.pid(worker) for worker in (0, 1)]
-        proxy.process.kill()
-        await proxy.process.wait()
-        await until(lambda: not any(map(lives, pids)), timeout_s=20)
-
-
-async def test_settings_that_no_worker_can_begin_with_end_the_parent_too(tmp_path: Path) -> None:
-    nothing = tmp_path / "nothing.json"
-    with pytest.raises(RuntimeError, match=r"nothing\.json"):
-        async with workers({"e0": StubEngine()}, tmp_path, model_config_path=nothing):
-            pass
-
-
-async def test_a_second_proxy_on_the_same_port_does_not_start(tmp_path: Path) -> None:
-    async with workers({"e0": StubEngine()}, tmp_path) as proxy:
-        (tmp_path / "second").mkdir()
-        with pytest.raises(RuntimeError, match="Address already in use"):
-            async with workers({"e0": StubEngine()}, tmp_path / "second", port=proxy.port):
-                pass

@@ -18,12 +18,13 @@ from bench.http.processes import free_port
 from services.inference_proxy.workers.places import worker_of
 from sideband.ids import RunId
 from sideband.payload.root import PayloadRoot
-from tests.services.inference_proxy.harness import GENERATE, TRAIN, served
+from tests.services.inference_proxy.harness import GENERATE, TRAIN, request_body, served
 from tests.services.inference_proxy.stub import StubEngine
 
 ROOT = Path(__file__).parent.parent.parent.parent
 RUN = RunId("run-1")
 START_TIMEOUT_S = 40.0
+PROMPT = [5, 17, 3, 42, 8, 1]
 
 
 @dataclass(slots=True)
@@ -132,3 +133,34 @@ def session_of(worker: int, count: int = 2, *, number: int = 0) -> str:
     names = (f"s{each}" for each in range(10_000))
     own = [name for name in names if worker_of(name.encode(), count) == worker]
     return own[number]
+
+
+def turn(prompt: list[int], name: str, **members: Any) -> dict[str, Any]:
+    """The body of a request of this name."""
+    return {**request_body(prompt), "request_id": name, **members}
+
+
+async def rollout(proxy: Workers, session: str, turns: int = 3) -> list[int]:
+    """Follow-up turns of one session, each over another connection; the versions of all."""
+    prompt = list(PROMPT)
+    versions = []
+    for number in range(turns):
+        answer = await proxy.generate(turn(prompt, f"{session}.t{number}"), session=session)
+        assert answer.status_code == 200, answer.text
+        versions.append(int(answer.headers["x-sideband-policy-version"]))
+        prompt = [*prompt, *answer.json()["choices"][0]["token_ids"], 9]
+    return versions
+
+
+def arrived(engine: StubEngine, count: int) -> bool:
+    """Whether so many requests came to it."""
+    return len(engine.requests) == count
+
+
+def starts(engine: StubEngine, session: str) -> list[int]:
+    """Where the rows that were asked for a session's turns begin."""
+    return [
+        body["sampling_params"].get("routed_experts_prompt_start", 0)
+        for body in engine.requests
+        if body["request_id"].startswith(f"{session}.")
+    ]

@@ -1,0 +1,116 @@
+"""How workers and their parent begin and end, by a kill, a signal or a fault: as real processes."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.services.inference_proxy.harness import (
+    until,
+)
+from tests.services.inference_proxy.stub import StubEngine
+from tests.services.inference_proxy.workers import (
+    PROMPT,
+    rollout,
+    session_of,
+    starts,
+    turn,
+    workers,
+)
+
+pytestmark = pytest.mark.e2e
+
+
+def lives(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+async def test_a_killed_worker_comes_back_with_what_holds_for_all(tmp_path: Path) -> None:
+    engine = StubEngine()
+    async with workers({"e0": engine, "e1": StubEngine()}, tmp_path) as proxy:
+        await proxy.ask("POST", "/v1/policy-version", json={"policy_version": 2})
+        await proxy.ask("POST", "/v1/engines/e1/eject")
+        for worker in (0, 1):
+            session, other = session_of(worker), session_of(1 - worker)
+            for name in (session, other):
+                assert await rollout(proxy, name, turns=2) == [2, 2]
+            os.kill(proxy.pid(worker), signal.SIGKILL)
+            # At once: what arrives for the dead one waits for the next in its place.
+            for name in (session, other):
+                answer = await proxy.generate(turn([*PROMPT, 7], f"{name}.t2"), session=name)
+                assert answer.headers["x-sideband-policy-version"] == "2"
+            # Its memory is gone, the other's is not.
+            assert (starts(engine, session)[-1], starts(engine, other)[-1]) == (0, len(PROMPT))
+            views = (await proxy.ask("GET", "/v1/engines")).json()["engines"]
+            assert [(v["state"], v["policy_version"]) for v in views] == [
+                ("healthy", 2),
+                ("held", 2),
+            ]
+            for name in (session, other):
+                await proxy.ask("DELETE", f"/v1/sessions/{name}")
+        codes = [(each["worker"], each["exit_code"]) for each in proxy.events("worker_ended")]
+        assert codes == [(0, -9), (1, -9)]
+
+
+async def test_a_worker_that_does_not_follow_is_replaced_before_a_report_is_answered(
+    tmp_path: Path,
+) -> None:
+    async with workers({"e0": StubEngine()}, tmp_path) as proxy:
+        stopped = proxy.pid(1)
+        async with httpx.AsyncClient(base_url=proxy.url, trust_env=False, timeout=30) as http:
+            await http.get("/v1/policy-version")  # now the connection is the leader's
+            os.kill(stopped, signal.SIGSTOP)
+            answer = await http.post("/v1/policy-version", json={"policy_version": 5})
+        assert answer.json()["applied"] == 5
+        assert not lives(stopped)
+        assert await rollout(proxy, session_of(1), turns=1) == [5]
+
+
+async def test_a_told_end_lets_requests_finish_in_every_worker(tmp_path: Path) -> None:
+    engine = StubEngine(hold=asyncio.Event())
+    async with workers({"e0": engine}, tmp_path) as proxy:
+        running = [
+            asyncio.create_task(proxy.generate(turn(PROMPT, f"r{w}"), session=session_of(w)))
+            for w in (0, 1)
+        ]
+        await until(lambda: len(engine.requests) == 2)
+        proxy.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(10):
+            while True:  # the port closes at once
+                try:
+                    _, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+                except (ConnectionRefusedError, ConnectionResetError):
+                    break
+                writer.close()
+        assert engine.hold is not None
+        engine.hold.set()
+        assert [(await each).status_code for each in running] == [200, 200]
+        async with asyncio.timeout(10):
+            assert await proxy.process.wait() == -signal.SIGTERM
+        assert proxy.events("worker_ended") == []
+
+
+async def test_workers_end_with_their_parent(tmp_path: Path) -> None:
+    async with workers({"e0": StubEngine()}, tmp_path) as proxy:
+        pids = [proxy.pid(worker) for worker in (0, 1)]
+        proxy.process.kill()
+        await proxy.process.wait()
+        await until(lambda: not any(map(lives, pids)), timeout_s=20)
+
+
+async def test_settings_that_no_worker_can_begin_with_end_the_parent_too(tmp_path: Path) -> None:
+    nothing = tmp_path / "nothing.json"
+    with pytest.raises(RuntimeError, match=r"nothing\.json"):
+        async with workers({"e0": StubEngine()}, tmp_path, model_config_path=nothing):
+            pass
+
+
+async def test_a_second_proxy_on_the_same_port_does_not_start(tmp_path: Path) -> None:
+    async with workers({"e0": StubEngine()}, tmp_path) as proxy:
+        (tmp_path / "second").mkdir()
+        with pytest.raises(RuntimeError, match="Address already in use"):
+            async with workers({"e0": StubEngine()}, tmp_path / "second", port=proxy.port):
+                pass
