@@ -3,17 +3,20 @@
 import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
+import orjson
 import pytest
+from fastapi.responses import StreamingResponse
 
-from tests.services.inference_proxy.harness import (
-    until,
-)
-from tests.services.inference_proxy.stub import StubEngine
+from tests.services.inference_proxy.harness import GENERATE, TRAIN, until
+from tests.services.inference_proxy.stub import Script, StubEngine, sampled
 from tests.services.inference_proxy.workers import (
     PROMPT,
+    Workers,
     rollout,
     session_of,
     starts,
@@ -26,6 +29,17 @@ pytestmark = pytest.mark.e2e
 
 def lives(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
+
+
+async def port_closed(proxy: Workers) -> None:
+    """Until nobody is accepted any more: at once after a signal."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+            except (ConnectionRefusedError, ConnectionResetError):
+                return
+            writer.close()
 
 
 async def test_a_killed_worker_comes_back_with_what_holds_for_all(tmp_path: Path) -> None:
@@ -78,19 +92,65 @@ async def test_a_told_end_lets_requests_finish_in_every_worker(tmp_path: Path) -
         ]
         await until(lambda: len(engine.requests) == 2)
         proxy.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(10):
-            while True:  # the port closes at once
-                try:
-                    _, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
-                except (ConnectionRefusedError, ConnectionResetError):
-                    break
-                writer.close()
+        await port_closed(proxy)
         assert engine.hold is not None
         engine.hold.set()
         assert [(await each).status_code for each in running] == [200, 200]
         async with asyncio.timeout(10):
             assert await proxy.process.wait() == -signal.SIGTERM
         assert proxy.events("worker_ended") == []
+
+
+def in_two(engine: StubEngine, gate: asyncio.Event) -> Script:
+    """A stream of which the first event comes at once, and the others through ``gate``."""
+
+    async def events(body: Any) -> AsyncIterator[bytes]:
+        parts = engine.events(engine.generate(body))
+        yield await anext(parts)
+        await gate.wait()
+        async for part in parts:
+            yield part
+
+    return lambda body: StreamingResponse(events(body), media_type="text/event-stream")
+
+
+async def streamed(proxy: Workers, session: str, begun: set[str]) -> list[str]:
+    """The lines of a streamed answer; ``begun`` has the session from the first one on."""
+    lines = []
+    headers = {**TRAIN, "X-Sideband-Session": session}
+    body = turn(PROMPT, f"{session}.t0", stream=True)
+    async with (
+        httpx.AsyncClient(base_url=proxy.url, trust_env=False, timeout=30) as http,
+        http.stream("POST", GENERATE, json=body, headers=headers) as answer,
+    ):
+        assert answer.status_code == 200
+        async for line in answer.aiter_lines():
+            begun.add(session)
+            if line:
+                lines.append(line.removeprefix("data: "))
+    return lines
+
+
+async def test_a_told_end_lets_streams_finish_in_every_worker(tmp_path: Path) -> None:
+    engine, gate, begun = StubEngine(), asyncio.Event(), set[str]()
+    sessions = [session_of(worker, number=n) for worker in (0, 1) for n in range(10)]
+    engine.script.extend(in_two(engine, gate) for _ in sessions)
+    async with workers({"e0": engine}, tmp_path) as proxy:
+        running = [asyncio.create_task(streamed(proxy, each, begun)) for each in sessions]
+        await until(lambda: len(begun) == len(sessions), timeout_s=20)
+        proxy.process.send_signal(signal.SIGTERM)
+        await port_closed(proxy)
+        assert not any(task.done() for task in running)
+        gate.set()
+        for lines in await asyncio.gather(*running):
+            assert lines[-1] == "[DONE]"
+            choices = [choice for line in lines[:-1] for choice in orjson.loads(line)["choices"]]
+            tokens = [token for choice in choices for token in choice["token_ids"]]
+            assert tokens == sampled(PROMPT, 4)
+            assert choices[-1]["finish_reason"] == "length"
+        async with asyncio.timeout(10):
+            assert await proxy.process.wait() == -signal.SIGTERM
+        assert proxy.events("worker_ended") == proxy.events("workers_killed") == []
 
 
 async def test_workers_end_with_their_parent(tmp_path: Path) -> None:
