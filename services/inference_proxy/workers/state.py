@@ -83,6 +83,7 @@ def restore(state: SharedState, book: EngineBook, gate: Gate) -> None:
     for engine in book:
         its = state.engines[engine.name]
         engine.weights, engine.misfit = its.weights, its.misfit
+        engine.asked_run = ""  # of no run: its identity is not known here, so it is asked
         health = engine.health.probe_succeeded(now_s=0.0)
         engine.health = health if its.held is None else health.hold(its.held)
         engine.returns_total = its.returns

@@ -78,6 +78,7 @@ class Team:
         self._others = [each for each in range(member.workers) if each != member.index]
         self._told: SharedState | None = None
         self._number, self._is_settled = 0, settled.is_set()
+        self._is_kept = member.state is not None  # the parent knows what holds
         self._telling = asyncio.Lock()
         if member.state is None:  # all begin alike
             self._told = self._state(number=0)
@@ -94,11 +95,22 @@ class Team:
         async with self._telling:
             state = self._state(number=self._number + 1)
             if state.says_the_same(self._told):
+                await self._keep_first()
                 return
             self._number = state.number
             await self._calls.ask(PARENT, Keep(state), Done)
+            self._is_kept = True
             await asyncio.gather(*(self._tell(each, state) for each in self._others))
             self._told, self._applied = state, state.applied
+
+    async def _keep_first(self) -> None:
+        """Tell the parent what all began with, once every engine was asked: a worker in a dead
+        one's place then knows the engines, also when nothing has changed since.
+        """
+        is_known = not any(engine.health.is_unknown for engine in self._book)
+        if not self._is_kept and is_known and self._told is not None:
+            await self._calls.ask(PARENT, Keep(self._told), Done)
+            self._is_kept = True
 
     async def begin(self) -> None:
         """The version on record is known here: until it holds in every worker."""
@@ -157,8 +169,10 @@ class Team:
         return Sessions(sessions=merged_sessions([own.sessions, *theirs], limit), count=count)
 
     async def not_ready(self) -> list[str]:
-        """Why the others cannot serve. Raises nothing: silence is a reason."""
-        reasons: list[str] = []
+        """Why the others cannot serve, or one in a dead one's place could not. Raises nothing:
+        silence is a reason.
+        """
+        reasons = [] if self._is_kept else ["the workers' parent does not know the engines yet"]
         for worker, seen in await self._answers(Look(), Seen):
             found = [str(seen)] if isinstance(seen, WorkerSilent) else seen.not_ready
             reasons += [f"worker {worker}: {reason}" for reason in found]

@@ -69,6 +69,19 @@ async def test_a_killed_worker_comes_back_with_what_holds_for_all(tmp_path: Path
         assert codes == [(0, -9), (1, -9)]
 
 
+async def test_a_worker_killed_before_anything_was_reported_comes_back_with_its_engines(
+    tmp_path: Path,
+) -> None:
+    engine = StubEngine()
+    async with workers({"e0": engine}, tmp_path, ejection_failures=10**6) as proxy:
+        engine.is_healthy = False  # from now on no probe tells anybody that it serves
+        for worker in (0, 1):
+            os.kill(proxy.pid(worker), signal.SIGKILL)
+            assert await rollout(proxy, session_of(worker), turns=1) == [0]
+        codes = [(each["worker"], each["exit_code"]) for each in proxy.events("worker_ended")]
+        assert codes == [(0, -9), (1, -9)]
+
+
 async def test_a_worker_that_does_not_follow_is_replaced_before_a_report_is_answered(
     tmp_path: Path,
 ) -> None:

@@ -110,6 +110,17 @@ def test_what_the_leader_says_holds_in_a_follower_and_in_one_that_begins() -> No
     assert [engine.name for engine in returned] == ["e1"]
 
 
+def test_a_worker_that_begins_in_the_middle_asks_engines_what_they_are() -> None:
+    state = state_of(book_of(EngineBook), Gate(), is_settled=True, number=1)
+    new = build_book(ProxySettings(engines=ENGINES), None)
+    restore(state, new, Gate())
+    for run_id in (None, "run-1"):
+        assert [new.must_ask(engine, run_id=run_id) for engine in new] == [True, True]
+    for engine in new:
+        new.told(engine, None, run_id=None)
+    assert [new.must_ask(engine, run_id=None) for engine in new] == [False, False]
+
+
 def test_an_engine_brought_back_by_hand_is_brought_back_where_it_was_ejected() -> None:
     leader, gate, follower = book_of(EngineBook), Gate(), book_of(FollowingBook)
     assert isinstance(follower, FollowingBook)
