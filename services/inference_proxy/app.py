@@ -21,7 +21,8 @@ from services.inference_proxy.config import ProxySettings
 from services.inference_proxy.endpoints import admin, generate, openai, turns, weights
 from services.inference_proxy.endpoints.parts import Parts
 from services.inference_proxy.endpoints.plain import PlainRequests
-from services.inference_proxy.engines import Engine, EngineBook
+from services.inference_proxy.engine import Engine
+from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.janitor import Janitor
 from services.inference_proxy.keeping import Keeper
 from services.inference_proxy.kept import KeptTurns

@@ -20,7 +20,7 @@ from services.inference_proxy.answers import Answer, MalformedAnswer
 from services.inference_proxy.assembly import Outcome, from_one, from_pair
 from services.inference_proxy.calls import EngineCalls
 from services.inference_proxy.dialects.base import Body
-from services.inference_proxy.engines import Engine, Role
+from services.inference_proxy.engine import Engine, Role
 from services.inference_proxy.events import EVENT_STREAM
 from services.inference_proxy.janitor import Janitor
 from services.inference_proxy.offload import offload

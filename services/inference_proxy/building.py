@@ -7,7 +7,8 @@ import msgspec
 
 from services.inference_proxy.config import ProxySettings
 from services.inference_proxy.dialects.load import CannotPair, load_dialect
-from services.inference_proxy.engines import Engine, EngineBook
+from services.inference_proxy.engine import Engine
+from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.health import Health, HealthLimits
 from sideband.model import ModelShape
 from sideband.routing import model_shape

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import structlog
 
-from services.inference_proxy.engines import Engine, EngineBook, Role
+from services.inference_proxy.engine import Engine, Role
+from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.headers import to_engine
 from services.inference_proxy.metrics import Metrics
 from services.inference_proxy.selection import choose

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 from pydantic_settings import SettingsConfigDict
 
 from services.inference_proxy.dialects.load import NAME_PATTERN
-from services.inference_proxy.engines import Role
+from services.inference_proxy.engine import Role
 from services.inference_proxy.headers import is_sendable
 from services.inference_proxy.limits import (
     ATTEMPTS_MAX,

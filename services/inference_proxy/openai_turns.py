@@ -21,7 +21,8 @@ from services.inference_proxy.assembly import Outcome, from_one, from_pair
 from services.inference_proxy.attempts import mask_refusal_reader
 from services.inference_proxy.calls import EngineCalls
 from services.inference_proxy.dialects.base import Ask, Body
-from services.inference_proxy.engines import Engine, EngineBook, Role
+from services.inference_proxy.engine import Engine, Role
+from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.janitor import Janitor
 from services.inference_proxy.offload import offload
 from services.inference_proxy.openai import OpenAICall

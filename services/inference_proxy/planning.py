@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from services.inference_proxy.answers import Expected
 from services.inference_proxy.dialects.base import Ask, Injection
-from services.inference_proxy.engines import Engine
+from services.inference_proxy.engine import Engine
 from services.inference_proxy.logprob_forms import LogprobForm
 from services.inference_proxy.prompts import Prompt
 from services.inference_proxy.refusals import Kind

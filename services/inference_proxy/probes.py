@@ -6,7 +6,8 @@ from concurrent.futures import Executor
 
 import structlog
 
-from services.inference_proxy.engines import Engine, EngineBook
+from services.inference_proxy.engine import Engine
+from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.identity import EngineIdentity, Misfit, read_identity
 from services.inference_proxy.metrics import Metrics
 from services.inference_proxy.payloads import RootHandle

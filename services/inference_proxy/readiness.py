@@ -1,7 +1,8 @@
 """Why the proxy cannot serve, in words: for its readiness route."""
 
 from services.inference_proxy.endpoints.parts import Parts
-from services.inference_proxy.engines import EngineBook, Role
+from services.inference_proxy.engine import Role
+from services.inference_proxy.engines import EngineBook
 
 
 def readiness(parts: Parts) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from services.inference_proxy.admission import GateState
-from services.inference_proxy.engines import Role
+from services.inference_proxy.engine import Role
 from services.inference_proxy.health import State
 from services.inference_proxy.limits import POLICY_VERSION_MAX, TOKEN_ID_MAX
 from services.kit.bodies import Closed, Items

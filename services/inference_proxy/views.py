@@ -2,7 +2,8 @@
 
 from itertools import islice
 
-from services.inference_proxy.engines import Engine, EngineBook
+from services.inference_proxy.engine import Engine
+from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.schemas import EngineView, Sessions, SessionView
 from services.inference_proxy.sessions import Session, SessionBook
 

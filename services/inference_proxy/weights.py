@@ -14,7 +14,8 @@ import msgspec
 import structlog
 
 from services.inference_proxy.dialects.base import EngineCall, WeightSteps, WeightUpdate
-from services.inference_proxy.engines import Engine, EngineBook, VersionBackwards
+from services.inference_proxy.engine import Engine
+from services.inference_proxy.engines import EngineBook, VersionBackwards
 from services.inference_proxy.siblings import Siblings
 from services.inference_proxy.upstream import EngineBroke, Upstream, UpstreamError
 

@@ -7,7 +7,8 @@ adopting it twice, or an older one late, changes nothing.
 import msgspec
 
 from services.inference_proxy.admission import Gate, GateState
-from services.inference_proxy.engines import Engine, EngineBook
+from services.inference_proxy.engine import Engine
+from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.identity import Misfit, Weights
 
 

@@ -9,7 +9,8 @@ from msgspec import structs
 
 from services.inference_proxy.answers import Expected, MalformedAnswer, read_answer
 from services.inference_proxy.dialects.vllm import VllmDialect
-from services.inference_proxy.engines import Engine, EngineBook, UnknownEngine, VersionBackwards
+from services.inference_proxy.engine import Engine
+from services.inference_proxy.engines import EngineBook, UnknownEngine, VersionBackwards
 from services.inference_proxy.events import EventSplitter, EventTooLarge, read_event
 from services.inference_proxy.health import Health, HealthLimits
 from services.inference_proxy.limits import ATTEMPTS_MAX

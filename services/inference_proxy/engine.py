@@ -1,0 +1,47 @@
+"""One engine behind the proxy: what is known of it. State without I/O."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from services.inference_proxy.dialects.base import Dialect
+from services.inference_proxy.health import Health
+from services.inference_proxy.identity import EngineIdentity, Misfit, Weights
+
+Role = Literal["colocated", "prefill", "decode"]
+ROLES: tuple[Role, ...] = ("colocated", "prefill", "decode")
+AT_START: Final = Weights(policy_version=0)
+
+
+@dataclass(slots=True, kw_only=True)
+class Engine:
+    """One engine. ``payload_mount`` is where it sees the payload root; None without a root.
+
+    ``spills``: it writes no file, so the proxy does, from its inline answers. ``identity`` is None
+    until it was asked, and for an engine that says nothing of itself.
+    """
+
+    name: str
+    url: str
+    role: Role
+    payload_mount: str | None
+    health: Health
+    dialect: Dialect
+    spills: bool = False
+    weights: Weights = AT_START
+    identity: EngineIdentity | None = None
+    misfit: Misfit | None = None
+    asked_run: str | None = None  # the run that its identity was compared with
+    in_flight: int = 0
+    requests_total: int = 0
+    ejections_total: int = 0
+    returns_total: int = 0  # by hand
+
+    @property
+    def policy_version(self) -> int:
+        """What it runs, as far as anybody said."""
+        return self.weights.policy_version
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether it is healthy and says nothing of itself that does not fit."""
+        return self.health.state == "healthy" and self.misfit is None
