@@ -16,12 +16,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from services.inference_proxy.answers import Answer, MalformedAnswer
+from services.inference_proxy.answers import Answer, Expected, MalformedAnswer
 from services.inference_proxy.assembly import Outcome, from_one, from_pair
 from services.inference_proxy.calls import EngineCalls
 from services.inference_proxy.dialects.base import Body
 from services.inference_proxy.engine import Engine, Role
 from services.inference_proxy.events import EVENT_STREAM
+from services.inference_proxy.identity import Weights
 from services.inference_proxy.janitor import Janitor
 from services.inference_proxy.offload import offload
 from services.inference_proxy.planning import Plan
@@ -143,16 +144,13 @@ class Attempts:
         prefill: Answer | None = None,
     ) -> Answer:
         engine = self._choose(plan, role, avoid)
-        body = self._body(plan, engine, ids, leg, prefill)
+        body, known = self._body(plan, engine, ids, leg, prefill), engine.weights
         if self._spill is not None and engine.spills and plan.run_id is not None:
             answer = await self._one_spilled(plan, ids.of(leg), engine, leg, body, self._spill)
         else:
             async with self._open(plan, engine, leg, body) as reply:
                 content = await reply.whole()
-            expected = plan.expected(ids.of(leg))
-            answer = await offload(
-                lambda: read_whole(engine.dialect, content, expected), size_bytes=len(content)
-            )
+            answer = await self._read(plan, engine, content, plan.expected(ids.of(leg)), known)
         if leg == "prefill" and [len(c.token_ids) > 1 for c in answer.choices] != [False]:
             raise MalformedAnswer("choices", "must be one, of one token, in a prefill leg")
         return answer
@@ -167,15 +165,25 @@ class Attempts:
         spill: Spill,
     ) -> Answer:
         """The answer of an engine that writes no file, after its file was written here."""
-        expected = plan.expected(request_id, may_name_files=False)
+        expected, known = plan.expected(request_id, may_name_files=False), engine.weights
         async with AsyncExitStack() as held:
             async with self._open(plan, engine, leg, body) as reply:
                 await held.enter_async_context(spill.room(reply.size_bytes))
                 content = await reply.whole()
-            answer = await offload(
-                lambda: read_whole(engine.dialect, content, expected), size_bytes=len(content)
-            )
+            answer = await self._read(plan, engine, content, expected, known)
             return await spill.spilled(plan, leg, request_id, answer)
+
+    async def _read(
+        self, plan: Plan, engine: Engine, content: bytes, expected: Expected, known: Weights
+    ) -> Answer:
+        """The answer, checked. ``known`` is what was known of the weights when it was asked."""
+        answer = await offload(
+            lambda: read_whole(engine.dialect, content, expected), size_bytes=len(content)
+        )
+        if plan.is_train:
+            choices, version = answer.body["choices"], plan.policy_version
+            self._calls.check_weights(engine, choices, policy_version=version, known=known)
+        return answer
 
     @property
     def _alone(self) -> Role:

@@ -11,9 +11,11 @@ import structlog
 from services.inference_proxy.engine import Engine, Role
 from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.headers import to_engine
+from services.inference_proxy.identity import Weights
 from services.inference_proxy.metrics import Metrics
+from services.inference_proxy.sampled import check_weights
 from services.inference_proxy.selection import choose
-from services.inference_proxy.upstream import Reply, Upstream, UpstreamError
+from services.inference_proxy.upstream import EngineBehind, Reply, Upstream, UpstreamError
 from sideband.ids import SessionId
 
 OK: Final = "ok"
@@ -89,9 +91,24 @@ class EngineCalls:
         self._metrics.attempts_total.add(engine.name, leg, outcome)
         self._metrics.attempt_duration_seconds.observe(leg, seconds=seconds)
 
-    def failed(self, engine: Engine, error: UpstreamError) -> None:
+    def check_weights(
+        self, engine: Engine, choices: object, *, policy_version: int, known: Weights
+    ) -> None:
+        """Refuse a whole answer that weights older than its request's sampled. Raises EngineBehind.
+
+        ``known`` is what was known of the engine's weights when it was asked.
+        """
+        try:
+            check_weights(engine, choices, at_least=self._book.least(policy_version))
+        except EngineBehind as exc:
+            self.failed(engine, exc, known=known)
+            raise
+
+    def failed(self, engine: Engine, error: UpstreamError, *, known: Weights) -> None:
         """Count a failure against an engine's health, if it is the engine's."""
         log.warning("upstream_failed", engine=engine.name, error=error.reason)
+        if isinstance(error, EngineBehind):
+            self._book.behind(engine, error.found, known=known)
         if error.blames_engine and self._book.failed(
             engine, error.reason, now_s=time.monotonic(), is_dead=error.is_dead
         ):
@@ -102,7 +119,16 @@ class EngineCalls:
 class OpenCall:
     """One call of an engine, as a block: inside it the reply, at its end the outcome is told."""
 
-    __slots__ = ("_begun_s", "_calls", "_engine", "_leg", "_reading", "_reply", "_sending")
+    __slots__ = (
+        "_begun_s",
+        "_calls",
+        "_engine",
+        "_known",
+        "_leg",
+        "_reading",
+        "_reply",
+        "_sending",
+    )
 
     def __init__(
         self,
@@ -114,6 +140,7 @@ class OpenCall:
     ) -> None:
         self._calls, self._engine, self._leg = calls, engine, leg
         self._sending, self._reading = sending, reading
+        self._known = engine.weights
         self._reply: Reply | None = None
 
     async def __aenter__(self) -> Reply:
@@ -152,7 +179,7 @@ class OpenCall:
     def _read(self, error: UpstreamError) -> Exception:
         read = error if self._reading is None else self._reading(error)
         if read is error:
-            self._calls.failed(self._engine, error)
+            self._calls.failed(self._engine, error, known=self._known)
         return read
 
     def _end(self, outcome: str) -> None:

@@ -31,6 +31,9 @@ class Engine:
     identity: EngineIdentity | None = None
     misfit: Misfit | None = None
     asked_run: str | None = None  # the run that its identity was compared with
+    at_start: int = 0  # the policy version of what it runs when it is started
+    names_weights: bool = False  # an answer of it named its weights by a policy version
+    is_doubted: bool = False  # something failed since it was asked: it may be another process
     in_flight: int = 0
     requests_total: int = 0
     ejections_total: int = 0

@@ -48,11 +48,12 @@ class EngineBook:
     ) -> None:
         self._engines = {engine.name: engine for engine in engines}
         self._at_start = self._applied = policy_version
-        self._model = model
+        self._model, self._went_back = model, False
         # Whether the engines are prefill and decode, and not colocated.
         self.is_pair = any(engine.role != "colocated" for engine in engines)
         for engine in engines:
             engine.weights = Weights(policy_version=policy_version)
+            engine.at_start = policy_version
 
     def __iter__(self) -> Iterator[Engine]:
         return iter(self._engines.values())
@@ -97,20 +98,27 @@ class EngineBook:
         """Whether what an engine says of itself is not known, or may have changed."""
         if engine.dialect.identity_path is None:
             return False
-        return not engine.is_fit or engine.asked_run != run_id
+        return engine.is_doubted or not engine.is_fit or engine.asked_run != run_id
 
     def told(
-        self, engine: Engine, told: EngineIdentity | Misfit | None, *, run_id: str | None
+        self,
+        engine: Engine,
+        told: EngineIdentity | Misfit | None,
+        *,
+        run_id: str | None,
+        known: Weights,
     ) -> bool:
         """What an engine said of itself; None: it has no such route. True when its fitness changed.
 
-        ``run_id`` is the run of the proxy's payload root, if it is known.
+        ``run_id`` is the run of the proxy's payload root, if it is known; ``known`` what was known
+        of the engine's weights when it was asked: what was said of them since is newer.
         """
         before = engine.misfit
-        engine.asked_run = run_id
+        engine.asked_run, engine.is_doubted = run_id, False
         if isinstance(told, EngineIdentity):
             engine.misfit = misfit_of(told, self._expected(engine, run_id))
-            engine.weights = weights_of(told, engine.weights, at_start=self._at_start)
+            if engine.weights is known:
+                engine.weights = weights_of(told, known, at_start=self._at_start)
             engine.identity = told
         else:
             engine.identity, engine.misfit = None, told
@@ -143,7 +151,7 @@ class EngineBook:
         is_probe: bool = False,
     ) -> bool:
         """A request or a probe failed there. True when that ejected it."""
-        before = engine.health.state
+        before, engine.is_doubted = engine.health.state, True
         engine.health = engine.health.failed(
             reason, now_s=now_s, is_dead=is_dead, is_probe=is_probe
         )
@@ -151,6 +159,17 @@ class EngineBook:
         engine.ejections_total += is_ejected
         self._advance()
         return is_ejected
+
+    def behind(self, engine: Engine, found: int, *, known: Weights) -> None:
+        """An answer was sampled by weights of ``found``, older than its request was of.
+
+        ``known`` is what was known of its weights when the request went out: whatever was said
+        since is newer than the answer.
+        """
+        if engine.weights is known and found < known.policy_version:
+            engine.weights = Weights(policy_version=found, is_named=True)
+            engine.is_doubted = True
+            self._advance()
 
     def hold(self, name: str, reason: str) -> Engine:
         """Take one out by hand. Raises UnknownEngine."""
@@ -171,8 +190,15 @@ class EngineBook:
         """What all serving engines have applied; it never goes back by itself."""
         return self._applied
 
+    def least(self, policy_version: int) -> int:
+        """The oldest weights that may sample for a request of ``policy_version``: its own, or the
+        applied ones where those went back since.
+        """
+        return min(policy_version, self._applied) if self._went_back else policy_version
+
     def follow(self, applied: int) -> None:
         """Take as applied what is told: by the leader of several workers, or by the one before."""
+        self._went_back |= applied < self._applied
         self._applied = applied
 
     def begin_at(self, recorded: int) -> None:
@@ -213,7 +239,7 @@ class EngineBook:
         if force:
             # Back to what the engines that could serve really run, however old.
             fit = [engine for engine in self if engine.is_fit]
-            self._applied = min(engine.policy_version for engine in fit or self)
+            self.follow(min(engine.policy_version for engine in fit or self))
         self._advance()
 
     def why_out(self, engine: Engine) -> str | None:

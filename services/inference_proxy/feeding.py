@@ -20,6 +20,7 @@ from services.inference_proxy.offload import offload
 from services.inference_proxy.planning import Plan
 from services.inference_proxy.reading import read_part
 from services.inference_proxy.relay import StreamRelay
+from services.inference_proxy.sampled import check_weights
 from services.inference_proxy.spill import InlineChoice, Spill, without_rows
 from sideband.engines.forms import RoutingValue
 from sideband.engines.inline import decode_mask_logprobs, decode_sampling_mask
@@ -30,17 +31,29 @@ Json = dict[str, Any]
 
 
 class EventFeed:
-    """The events of one stream."""
+    """The events of one stream, none sampled by weights older than version ``at_least``."""
 
-    def __init__(self, relay: StreamRelay, opened: Opened, plan: Plan, spill: Spill | None) -> None:
+    def __init__(
+        self,
+        relay: StreamRelay,
+        opened: Opened,
+        plan: Plan,
+        spill: Spill | None,
+        *,
+        at_least: int,
+    ) -> None:
         self._relay = relay
+        self._engine, self._at_least = opened.engine, at_least
         self._reader = opened.engine.dialect.events()
         self._spill: StreamSpill | None = None
         if spill is not None and opened.engine.spills and plan.run_id is not None:
             self._spill = StreamSpill(spill, opened, plan)
 
     async def parts(self, event: bytes) -> list[bytes]:
-        """What the client gets for one event. Raises MalformedAnswer, SpillFailed, RootNotReady."""
+        """What the client gets for one event.
+
+        Raises MalformedAnswer, EngineBehind, SpillFailed, RootNotReady.
+        """
         if self._spill is None:
             return await offload(lambda: self._taken(event), size_bytes=len(event))
         body = await offload(lambda: self._read(event), size_bytes=len(event))
@@ -55,7 +68,11 @@ class EventFeed:
 
     def _read(self, event: bytes) -> Json | None:
         body = read_event(event)
-        return body if body is None or "error" in body else read_part(self._reader, body)
+        if body is None or "error" in body:
+            return body
+        body = read_part(self._reader, body)
+        check_weights(self._engine, body.get("choices"), at_least=self._at_least)
+        return body
 
 
 class StreamSpill:

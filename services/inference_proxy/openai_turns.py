@@ -172,7 +172,7 @@ class OpenAITurns:
     ) -> _LegAnswer:
         engine = self._calls.choose(role, session=asked.call.session_id, avoid=avoid)
         request_id = ids.of(leg)
-        body = self._body(asked, engine, request_id, leg, prefill)
+        body, known = self._body(asked, engine, request_id, leg, prefill), engine.weights
         async with AsyncExitStack() as held:
             async with self._calls.open(
                 engine,
@@ -193,6 +193,9 @@ class OpenAITurns:
             told = [choice.get("token_ids") for choice in canonical["choices"]]
             if not isinstance(prompt, list) or not all(isinstance(each, list) for each in told):
                 return _LegAnswer(raw=raw, plan=None, answer=None, engine=engine)
+            version = asked.place.policy_version
+            choices = canonical["choices"]
+            self._calls.check_weights(engine, choices, policy_version=version, known=known)
             plan = self._plan(asked, prompt, leg)
             answer = await self._answer(plan, engine, request_id, leg, canonical)
             return _LegAnswer(raw=raw, plan=plan, answer=answer, engine=engine)

@@ -7,6 +7,7 @@
     ├── EngineTimeout          it was silent for too long
     ├── EngineBroke            a torn answer, a 5xx, or something that is no answer
     ├── EngineBusy             it, or our own pool, takes no more for now
+    ├── EngineBehind           older weights than it was taken to run sampled the answer
     └── EngineRefused          a 4xx: the request is at fault; never retried
 
 The bytes travel by a ``Wire`` (``wire.py`` has the one over TCP). Cancelling a call closes its
@@ -58,6 +59,16 @@ class EngineBusy(UpstreamError):
     """It, or our own pool, takes no more for now."""
 
     blames_engine = False
+
+
+class EngineBehind(UpstreamError):
+    """Older weights than it was taken to run sampled the answer: it was started anew, unseen."""
+
+    blames_engine = False  # its health is well; what it runs is known now, and keeps it out
+
+    def __init__(self, engine: str, *, found: int, expected: int) -> None:
+        self.found, self.expected = found, expected
+        super().__init__(engine, f"v{found} sampled the answer to a request of v{expected}")
 
 
 class EngineRefused(UpstreamError):

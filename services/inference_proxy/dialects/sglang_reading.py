@@ -43,10 +43,9 @@ def read_choice(index: int, output_ids: list[Any], meta: Body, model: ModelShape
 
 
 def read_versions(spans: object) -> object:
-    """Policy versions by token, where the weights are named by numbers."""
-    if not isinstance(spans, list) or not all(isinstance(span, dict) for span in spans):
-        return None
-    return spans if all(str(span.get("version")).isdecimal() for span in spans) else None
+    """What the weights of each token are called; numbers are policy versions."""
+    is_list = isinstance(spans, list) and all(isinstance(span, dict) for span in spans)
+    return spans if is_list else None
 
 
 def read_logprobs(meta: Body) -> Body | None:

@@ -285,12 +285,12 @@ def test_without_kept_sets_the_plain_logprobs_stand() -> None:
     ("spans", "expected"),
     [
         ([{"version": "3", "start": 0, "end": 5}], True),
-        ([{"version": "default", "start": 0, "end": 5}], False),
+        ([{"version": "default", "start": 0, "end": 5}], True),
         (None, False),
         ("3", False),
     ],
 )
-def test_weights_named_by_numbers_are_versions(spans: Any, expected: bool) -> None:
+def test_the_names_of_weights_are_passed_on(spans: Any, expected: bool) -> None:
     read: Any = DIALECT.read(answer_with(weight_versions=spans))
     assert read["choices"][0]["weight_versions"] == (spans if expected else None)
 
