@@ -106,6 +106,12 @@ class BodyTooLarge(Problem):
     status, code, title = 413, "body_too_large", "Body too large"
 
 
+class HeadTooLarge(Problem):
+    """A request line and headers over what a server reads of them; the connection is closed."""
+
+    status, code, title = 431, "head_too_large", "Head too large"
+
+
 class Unauthorized(Problem):
     """No bearer token, or one that is not among the service's."""
 

@@ -10,11 +10,10 @@ import httptools
 
 from services.inference_proxy.workers.parcels import Outbox, Parcel
 from services.inference_proxy.workers.places import place_of_head
-from services.kit.server import CallerProtocol
+from services.kit.server import HEAD_BYTES_MAX, CallerProtocol
 
 HEAD_END: Final = b"\r\n\r\n"
 EMPTY_LINES: Final = b"\r\n"  # that clients may send before a request
-HEAD_BYTES_MAX: Final = 64 << 10  # of a head that comes in parts; more is not looked at
 
 
 class WorkerProtocol(CallerProtocol):
@@ -49,15 +48,18 @@ class WorkerProtocol(CallerProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request: of its begin, or of one that is served here."""
-        if not self._is_between or not (self.cycle is None or self.cycle.response_complete):
+        is_free = self._is_between and (self.cycle is None or self.cycle.response_complete)
+        if self.is_refused or not is_free:
             super().data_received(data)
             return
         news = data
         data = (self._head + data).lstrip(EMPTY_LINES)
         end = data.find(HEAD_END)
-        if end < 0 and len(data) < HEAD_BYTES_MAX and self._may_become_a_head(news):
+        if end < 0 and self._may_become_a_head(news):
             self._head = data
             self._unset_keepalive_if_required()
+            if len(data) > HEAD_BYTES_MAX:
+                self.refuse_head()
             return
         self._head, self._reading = b"", None
         worker = None if end < 0 else place_of_head(data[:end], len(self.outboxes))

@@ -3,10 +3,12 @@
 import asyncio
 from pathlib import Path
 
+import orjson
 import pytest
 
+from tests.services.inference_proxy.harness import GENERATE
 from tests.services.inference_proxy.stub import StubEngine
-from tests.services.inference_proxy.workers import Workers, workers
+from tests.services.inference_proxy.workers import PROMPT, Workers, session_of, turn, workers
 
 pytestmark = pytest.mark.e2e
 
@@ -31,3 +33,19 @@ async def test_unusual_requests_are_answered_as_by_one_worker(tmp_path: Path) ->
         refused = b"HTTP/1.1 400 Bad Request"
         for never in (b"\x16\x03\x01\x02\x00", b"GET /healthz HTTP/1.1\nHost: proxy\n\n"):
             assert await said(proxy, never) == refused
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_head_has_one_limit_whoever_it_belongs_to(tmp_path: Path, count: int) -> None:
+    body = orjson.dumps(turn(PROMPT, "padded"))
+    async with workers({"e0": StubEngine()}, tmp_path, count=count) as proxy:
+        for worker in (0, 1):
+            head = (
+                f"POST {GENERATE} HTTP/1.1\r\nHost: proxy\r\nContent-Type: application/json\r\n"
+                f"X-Sideband-Session: {session_of(worker)}\r\nX-Sideband-Kind: train\r\n"
+                f"Content-Length: {len(body)}\r\nX-Pad: "
+            ).encode()
+            for _ in range(4):  # whichever worker it arrives at
+                for pad_bytes, status in ((50_000, b"200 OK"), (300_000, b"431 Request Header")):
+                    request = head + b"x" * pad_bytes + b"\r\n\r\n" + body
+                    assert (await said(proxy, request)).startswith(b"HTTP/1.1 " + status)
