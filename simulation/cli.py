@@ -84,7 +84,7 @@ def check(
 def crash(
     out: Out = Path("crash-out"),
     seed: Seed = 0,
-    groups: Groups = 8,
+    groups: Groups = 24,
     model: Annotated[str, typer.Option(help="Which model.")] = "sim-uint16",
 ) -> None:
     """A live run in which every process is killed at least once; ends with 1 if it shows."""

@@ -7,7 +7,9 @@ step once and in order, every micro batch equals the truth bitwise, and no file 
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 
 import httpx
 
@@ -32,18 +34,22 @@ KILLS_MAX = 14  # each of 11 processes and the environment once, some twice
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class MortalEnvironment:
-    """An environment that dies with all that it knew, and a successor that begins anew."""
+    """An environment that dies with all that it knew, and a successor that begins anew.
+
+    Its groups begin one after the other, each after its share of the kills and the last one after
+    them all: so there is work whenever something dies, and every part is there to be killed.
+    """
 
     made: Environment
     plans: Sequence[RolloutPlan]
+    killer: Killer
     task: "asyncio.Task[None] | None" = None
     deaths: int = 0
-    is_over: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, _plans: Sequence[RolloutPlan]) -> None:
         """All rollouts, whatever dies. Raises what the last environment raised."""
         while True:
-            self.task = asyncio.create_task(self.made.run(self.plans))
+            self.task = asyncio.create_task(self._all_groups())
             with contextlib.suppress(asyncio.CancelledError):
                 await self.task
                 return
@@ -51,11 +57,19 @@ class MortalEnvironment:
             if current is not None and current.cancelling():
                 raise asyncio.CancelledError
 
-    async def die(self) -> None:
-        """Drop every connection and all memory."""
-        if self.task is not None and not self.task.done():
-            self.deaths += 1
-            self.task.cancel()
+    async def _all_groups(self) -> None:
+        groups = [list(group) for _, group in groupby(self.plans, key=attrgetter("group_id"))]
+        for number, group in enumerate(groups):
+            await self.killer.after(number / max(1, len(groups) - 1))
+            await self.made.run(group)
+
+    async def die(self) -> bool:
+        """Drop every connection and all memory; False where it was done already."""
+        if self.task is None or self.task.done():
+            return False
+        self.deaths += 1
+        self.task.cancel()
+        return True
 
 
 async def check_crashes(plan: CheckPlan, result: Result, *, model: str) -> Killer:
@@ -70,7 +84,7 @@ async def check_crashes(plan: CheckPlan, result: Result, *, model: str) -> Kille
             system = await start_live(cluster, client, plan, model, is_mortal=True)
             killer = _killer(cluster, client, system, seed=plan.scenario.seed)
             live, environment = _clients(client, cluster, system, truth, plan)
-            mortal = MortalEnvironment(made=environment, plans=rollouts)
+            mortal = MortalEnvironment(made=environment, plans=rollouts, killer=killer)
             killer.others["environment"] = mortal.die
             try:
                 await _run(live, mortal, killer, rollouts)
@@ -168,5 +182,6 @@ async def _run(
             if not task.done():
                 task.cancel()
         await asyncio.gather(killing, running, return_exceptions=True)
-    for task in (killing, running):
+    # The one that failed, not the one that was cancelled for it.
+    for task in sorted((killing, running), key=lambda task: task.cancelled()):
         task.result()

@@ -20,7 +20,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_every_part_may_die_at_any_time(crash_seed: int, tmp_path: Path) -> None:
-    plan = CheckPlan(out=tmp_path, scenario=Scenario(seed=crash_seed, groups=8))
+    plan = CheckPlan(out=tmp_path, scenario=Scenario(seed=crash_seed, groups=24))
     result = Result()
     killer = asyncio.run(check_crashes(plan, result, model="sim-uint16"))
     wrong = [(check.name, check.findings) for check in result.checks if not check.is_good]
