@@ -38,6 +38,7 @@ class Engine:
     requests_total: int = 0
     ejections_total: int = 0
     returns_total: int = 0  # by hand
+    reports_total: int = 0  # of its weights' version
 
     @property
     def policy_version(self) -> int:

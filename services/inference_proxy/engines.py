@@ -233,6 +233,7 @@ class EngineBook:
                 raise VersionBackwards(engine.name, reported=version, known=engine.policy_version)
         for engine in engines:
             is_named_now = is_named or engine.weights.is_named
+            engine.reports_total += 1
             engine.weights = Weights(
                 policy_version=version, is_named=is_named_now, is_reported=True
             )

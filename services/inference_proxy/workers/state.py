@@ -13,12 +13,17 @@ from services.inference_proxy.identity import Misfit, Weights
 
 
 class EngineState(msgspec.Struct, frozen=True):
-    """Of one engine: why it was taken out by hand if it is, and how often it was brought back."""
+    """Of one engine: why it was taken out by hand if it is, and how often it was brought back.
+
+    ``reports`` counts what was said of its weights: a report that says nothing new to the leader
+    may be news to a worker that found older weights in an answer.
+    """
 
     weights: Weights
     misfit: Misfit | None
     held: str | None
     returns: int
+    reports: int
 
 
 class SharedState(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,9 +92,10 @@ def restore(state: SharedState, book: EngineBook, gate: Gate) -> None:
         engine.asked_run = ""  # of no run: its identity is not known here, so it is asked
         health = engine.health.probe_succeeded(now_s=0.0)
         engine.health = health if its.held is None else health.hold(its.held)
-        engine.returns_total = its.returns
+        engine.returns_total, engine.reports_total = its.returns, its.reports
 
 
 def _state_of(engine: Engine) -> EngineState:
     held = engine.health.reason if engine.health.state == "held" else None
-    return EngineState(engine.weights, engine.misfit, held, engine.returns_total)
+    returns, reports = engine.returns_total, engine.reports_total
+    return EngineState(engine.weights, engine.misfit, held, returns, reports)

@@ -121,6 +121,22 @@ def test_a_worker_that_begins_in_the_middle_asks_engines_what_they_are() -> None
     assert [new.must_ask(engine, run_id=None) for engine in new] == [False, False]
 
 
+def test_a_report_reaches_a_worker_that_alone_found_older_weights() -> None:
+    leader, gate, follower = book_of(EngineBook), Gate(), book_of(FollowingBook)
+    assert isinstance(follower, FollowingBook)
+    leader.report(3)
+    before = state_of(leader, gate, is_settled=True, number=1)
+    adopt(before, follower, Gate())
+    engine = follower.get("e0")
+    follower.behind(engine, 0, known=engine.weights)
+    assert not follower.is_serving(engine)
+    leader.report(3, ["e0"])  # it has them again; to the leader it always had
+    after = state_of(leader, gate, is_settled=True, number=2)
+    assert not after.says_the_same(before)
+    adopt(after, follower, Gate())
+    assert follower.is_serving(engine)
+
+
 def test_an_engine_brought_back_by_hand_is_brought_back_where_it_was_ejected() -> None:
     leader, gate, follower = book_of(EngineBook), Gate(), book_of(FollowingBook)
     assert isinstance(follower, FollowingBook)
