@@ -10,7 +10,7 @@ from services.inference_proxy.dialects.vllm import make
 from services.inference_proxy.engine import Engine
 from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.health import Health, HealthLimits
-from services.inference_proxy.identity import Weights
+from services.inference_proxy.identity import EngineIdentity, Weights
 from services.inference_proxy.sampled import check_weights
 from services.inference_proxy.upstream import EngineBehind
 from services.inference_proxy.workers.state import FollowingBook
@@ -208,6 +208,16 @@ def test_what_was_said_since_is_newer_than_the_answer() -> None:
     assert engine.policy_version == 3
     book.behind(engine, 0, known=engine.weights)
     assert engine.weights == Weights(policy_version=0, is_named=True)
+
+
+def test_what_was_said_while_an_engine_was_asked_is_newer_than_its_answer() -> None:
+    book, engine = engine_of()
+    book.report(3)
+    known = engine.weights
+    book.report(4)
+    told = EngineIdentity(is_by_handle=True, policy_version=3)
+    book.told(engine, told, run_id=None, known=known)
+    assert engine.policy_version == 4
 
 
 def test_a_request_of_a_version_that_nobody_applied_is_refused_until_engines_go_back() -> None:
