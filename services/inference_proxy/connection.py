@@ -30,12 +30,12 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._on_end = on_end
         self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._deadline_s = 0.0  # of the waiter, in the loop's time
         self._is_write_paused = self._is_read_paused = False
-        self._error: ConnectionBroke | None = None
+        self._broken_by: str | None = None  # a text: an error that was raised refers to all of this
         self.idle_since_s = 0.0
         self._begin(is_asked=False)
 
@@ -50,7 +50,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_reusable(self) -> bool:
         """Whether another request may follow: the answer is whole, and nothing came after it."""
-        return self._is_whole and self._keeps and self._error is None
+        return self._is_whole and self._keeps and self._broken_by is None
 
     async def send(self, head: bytes, content: bytes, *, write_s: float) -> None:
         """Write a request. An answer that comes before its end stops the writing.
@@ -108,7 +108,7 @@ class Connection(asyncio.Protocol):
         self._end("closed by the engine" if exc is None else f"{type(exc).__name__}: {exc}")
 
     def data_received(self, data: bytes) -> None:
-        if not self._is_asked or self._is_whole:
+        if self._parser is None or not self._is_asked or self._is_whole:
             self.abort("the engine speaks unasked")
             return
         try:
@@ -143,6 +143,7 @@ class Connection(asyncio.Protocol):
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        assert self._parser is not None, "it is what calls"
         status = self._parser.get_status_code()
         if status < 200:
             self.headers = []  # an interim answer: the real one follows
@@ -155,6 +156,7 @@ class Connection(asyncio.Protocol):
             self._unread_bytes += len(data)
 
     def on_message_complete(self) -> None:
+        assert self._parser is not None, "it is what calls"
         if self._has_head and not self._is_whole:
             self._is_whole, self._keeps = True, self._parser.should_keep_alive()
 
@@ -162,14 +164,14 @@ class Connection(asyncio.Protocol):
         return any(name.lower() in _FRAMES for name, _ in self.headers)
 
     def _write(self, data: bytes | memoryview) -> None:
-        if self._error is not None or self._transport is None:
-            raise self._error or ConnectionBroke("not connected")
+        if self._broken_by is not None or self._transport is None:
+            raise ConnectionBroke(self._broken_by or "not connected")
         self._transport.write(data)
 
     async def _wait(self, deadline_s: float) -> None:
         """Until something happens. Raises TimeoutError at ``deadline_s``, and ConnectionBroke."""
-        if self._error is not None:
-            raise self._error
+        if self._broken_by is not None:
+            raise ConnectionBroke(self._broken_by)
         self._deadline_s = deadline_s
         if self._timer is None or self._timer.when() > deadline_s:
             self._arm(deadline_s)
@@ -198,9 +200,10 @@ class Connection(asyncio.Protocol):
             self._waiter.set_exception(TimeoutError("silent until its deadline"))
 
     def _end(self, why: str) -> None:
-        if self._error is not None:
+        if self._broken_by is not None:
             return
-        self._error = ConnectionBroke(why)
+        self._broken_by = why
+        self._parser = None  # which refers to this connection
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from services.inference_proxy.connection import Connection, ConnectionBroke
 from services.inference_proxy.wanted import while_wanted
 from services.kit.server import PlainCaller
 from tests.services.inference_proxy.harness import (
@@ -94,3 +95,26 @@ async def test_a_scope_that_ends_leaves_nothing_at_all() -> None:
                 await asyncio.sleep(0)
         await asyncio.sleep(0.05)
     assert garbage == []
+
+
+async def test_a_connection_that_ends_leaves_nothing_of_ours() -> None:
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+
+    async def lose() -> None:
+        ended: list[str] = []
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(
+            lambda: Connection(lambda _: ended.append("once")), "127.0.0.1", port
+        )
+        with pytest.raises(ConnectionBroke):
+            await connection.wait_for_head(loop.time() + 5)
+        assert ended == ["once"]
+
+    async with server:
+        await lose()
+        with unreachable() as garbage:
+            for _ in range(5):
+                await lose()
+            await asyncio.sleep(0.05)
+    assert ours(garbage) == set()
