@@ -7,6 +7,7 @@ recorded, and its policy version is 0.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -79,7 +80,8 @@ class Environment:
         if lease.get("state", "open") != "open":
             return  # an environment that died had ended it
         if self.is_stubborn:
-            await self._forget_session(plan)
+            # Not its files: what died may have delivered them a moment ago. The sweep has the rest.
+            await self._forget_session(plan, deletes_files=False)
         turns: list[Json] = []
         sequence = plan.prompt_ids
         for number, turn in enumerate(plan.turns):
@@ -180,10 +182,11 @@ class Environment:
         else:
             await self._forget_session(plan)
 
-    async def _forget_session(self, plan: RolloutPlan) -> None:
-        """What an earlier attempt at the rollout generated: nobody has its segments any more."""
-        url = f"{self.proxy_url}/v1/sessions/{plan.rollout_id}?delete_files=true"
-        await self._ask("DELETE", url, missing_is_fine=True)
+    async def _forget_session(self, plan: RolloutPlan, *, deletes_files: bool = True) -> None:
+        """What an earlier attempt at the rollout was given: its rows are to be asked for again."""
+        query = "?delete_files=true" if deletes_files else ""
+        url = f"{self.proxy_url}/v1/sessions/{plan.rollout_id}{query}"
+        await self._ask("DELETE", url, fine={404})
 
     async def _deliver(self, plan: RolloutPlan, body: Json) -> None:
         self.bodies[plan.rollout_id] = body
@@ -192,10 +195,14 @@ class Environment:
         if self.orchestrator_url is not None:
             url = f"{self.orchestrator_url}/v1/rollouts"
             headers = {**self.headers, "content-type": kind}
-            await self._ask("POST", url, content=content, headers=headers)
+            fine = {409} if self.is_stubborn else frozenset[int]()
+            answer = await self._ask("POST", url, fine=fine, content=content, headers=headers)
+            # What an environment sent as it died may have arrived after all; then that one counts.
+            if answer.status_code == 409 and answer.json()["code"] != "rollout_conflict":
+                raise RequestRefused(f"POST {url}", answer)
 
     async def _ask(
-        self, method: str, url: str, *, missing_is_fine: bool = False, **options: Any
+        self, method: str, url: str, *, fine: AbstractSet[int] = frozenset(), **options: Any
     ) -> httpx.Response:
         """One call, again while the service says that it will be able to later."""
         options.setdefault("headers", self.headers)
@@ -210,7 +217,7 @@ class Environment:
                 if answer.status_code not in later and not is_cut_short(answer):
                     break
             await asyncio.sleep(RETRY_WAIT_S)
-        if not answer.is_success and not (missing_is_fine and answer.status_code == 404):
+        if not answer.is_success and answer.status_code not in fine:
             raise RequestRefused(f"{method} {url}", answer)
         return answer
 
