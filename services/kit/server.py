@@ -140,7 +140,7 @@ class CallerProtocol(HttpToolsProtocol):
         )
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Called by the loop, once."""
+        """Called by the loop, once. The type is uvicorn's, which is narrower than asyncio's."""
         super().connection_made(transport)
         # Weak: a request is reached from its protocol, and must not reach it.
         extension: dict[object, object] = {"protocol": ref(self)}
