@@ -55,8 +55,8 @@ test-faults: torch ## seeded faults and crashes, so many seeds of each; says wha
 	$(PYTEST) tests/e2e/test_crashes.py --crash-seeds $(CRASH_SEEDS)
 
 FUZZ_SECONDS ?= 60
-test-fuzz: .venv/.ready ## changed files, steps and messages for FUZZ_SECONDS each, from printed seeds
-	$(PYTEST) tests/fuzz/test_payload_reader.py tests/fuzz/test_feed_decoders.py --fuzz-seconds $(FUZZ_SECONDS)
+test-fuzz: .venv/.ready ## changed files, steps, messages and requests for FUZZ_SECONDS each, from printed seeds
+	$(PYTEST) tests/fuzz --fuzz-seconds $(FUZZ_SECONDS)
 
 NFS_AT ?=
 NFS_SHARED ?=

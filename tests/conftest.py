@@ -19,16 +19,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--fault-seeds", type=int, default=3, help="seeds of each seeded fault test (default 3)"
     )
     parser.addoption(
-        "--fuzz-examples", type=int, default=15, help="requests per operation (default 15)"
-    )
-    parser.addoption(
         "--fuzz-seconds",
         type=float,
         default=0.0,
-        help="how long each fuzz test of files and messages goes on (default: one seed)",
+        help="how long each fuzz test goes on (default: one seed)",
     )
     parser.addoption(
-        "--fuzz-seed", type=int, default=0, help="the first seed of these fuzz tests (default 0)"
+        "--fuzz-seed", type=int, default=0, help="the first seed of the fuzz tests (default 0)"
     )
     parser.addoption(
         "--crash-seeds",

@@ -1,7 +1,7 @@
 """How long inputs are made up: for one seed, or seed after seed until the time is over."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import hypothesis
@@ -13,10 +13,9 @@ Check = Callable[[st.DataObject], bool]
 
 
 class Budget:
-    """Runs a property on drawn data; ``told`` says on how much of it.
+    """So many seeds as fit into ``seconds``, one at least; ``told`` says what was tried with them.
 
-    With ``seconds`` 0 it stops after one seed. A failing example names its seed, and
-    ``--fuzz-seed`` begins with it.
+    A failing example names its seed, and ``--fuzz-seed`` begins with it.
     """
 
     def __init__(self, *, seconds: float, first_seed: int) -> None:
@@ -24,17 +23,27 @@ class Budget:
         self._tried = self._refused = self._seeds = 0
         self.is_spent = False  # whether all of it was right
 
-    def spend(self, check: Check) -> None:
-        """Call ``check`` with data to draw from, again and again; it says whether it was refused.
+    def seeds(self) -> Iterator[int]:
+        """Seed after seed; what is tried with each is told to ``count``.
 
-        Some inputs must be, and some must not: else the test looks at one side only.
+        Some inputs must be refused, and some must not: else the test looks at one side only.
         """
         stop_s = time.monotonic() + self._seconds
         while self._seeds == 0 or time.monotonic() < stop_s:
-            self._run_seed(check, self._first_seed + self._seeds)
+            yield self._first_seed + self._seeds
             self._seeds += 1
         assert 0 < self._refused < self._tried, self.told
         self.is_spent = True
+
+    def count(self, *, is_refused: bool) -> None:
+        """One more input, and what became of it."""
+        self._tried += 1
+        self._refused += is_refused
+
+    def spend(self, check: Check) -> None:
+        """Call ``check`` with data to draw from, again and again; it says what was refused."""
+        for seed in self.seeds():
+            self._run_seed(check, seed)
 
     def _run_seed(self, check: Check, seed: int) -> None:
         @hypothesis.seed(seed)
@@ -47,9 +56,8 @@ class Budget:
         )
         @hypothesis.given(data=st.data())
         def one(data: st.DataObject) -> None:
-            hypothesis.note(f"replay: --fuzz-seed {seed}")
-            self._refused += check(data)
-            self._tried += 1
+            note_seed(seed)
+            self.count(is_refused=check(data))
 
         one()
 
@@ -58,3 +66,8 @@ class Budget:
         """What was tried, in words."""
         first, last = self._first_seed, self._first_seed + self._seeds - 1
         return f"{self._tried} tried, {self._refused} refused, seeds {first} to {last}"
+
+
+def note_seed(seed: int) -> None:
+    """Say in a failing example how to run its seed again."""
+    hypothesis.note(f"replay: --fuzz-seed {seed}")
