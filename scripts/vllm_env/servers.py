@@ -64,10 +64,12 @@ class VllmServer:
         """Everything that it has said."""
         return self.log_path.read_text(errors="replace")
 
-    def metric(self, name: str) -> float:
-        """The sum of one of its metrics over all labels."""
+    def metric(self, name: str, label: str = "") -> float:
+        """The sum of one of its metrics over all labels, or over those that hold ``label``."""
         lines = httpx.get(f"{self.url}/metrics", timeout=30).text.splitlines()
-        found = [line.rpartition(" ")[2] for line in lines if line.startswith(name)]
+        found = [
+            line.rpartition(" ")[2] for line in lines if line.startswith(name) and label in line
+        ]
         return sum(map(float, found))
 
     def kill(self, signal_number: int = signal.SIGKILL) -> None:
@@ -109,9 +111,11 @@ def start(
     wanted = [*(CAPTURE[line] if captures else ()), *CACHE[line], *flags]
     command = [str(BASE / line / "serve.sh"), str(port), str(model_folder(BASE, seed)), *wanted]
     log_path.parent.mkdir(parents=True, exist_ok=True)
+    # A group, to signal all of it at once, but no session: Linux shares processors among sessions
+    # first, and a session whose workers spin can keep a whole other one waiting for seconds.
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            command, stdout=log, stderr=subprocess.STDOUT, env=environment, process_group=0
         )
     return VllmServer(line, f"http://127.0.0.1:{port}", log_path, process)
 

@@ -189,7 +189,7 @@ async def test_a_decode_engine_that_dies_is_ejected_and_leaves_no_file(
     async with proxied(both(pair), payload_root, **settings) as (http, app):
         bodies = [turn_body(user_tokens(60 + n, 0), 60 + n, 0, stream=n % 2 == 1) for n in range(8)]
         for body in bodies:
-            body["sampling_params"]["max_tokens"] = 300
+            body["sampling_params"]["max_tokens"] = 900
         tasks = [asyncio.create_task(http.post(GENERATE, json=b, headers=TRAIN)) for b in bodies]
         await until_metric(pair[1], "vllm:num_requests_running")
         pair[1].kill()

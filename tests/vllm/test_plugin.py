@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.vllm.report import Report, Row
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 LINES = ["0.30", "0.32"]
+DONE = ("vllm:request_success_total", 'finished_reason="length"')
 
 
 @pytest.fixture(params=LINES)
@@ -175,33 +177,34 @@ async def test_without_the_debug_flag_the_file_holds_the_same(asking: Asking) ->
 async def test_a_client_that_leaves_leaves_no_file(
     server: VllmServer, http: httpx.AsyncClient, comparer: Comparer
 ) -> None:
-    before = comparer.files()
+    before, done = comparer.files(), server.metric(*DONE)
     extra = {"payload_dir": f"{comparer.root}/v7"}
     for stream in (False, True):
         params = {"max_tokens": 900, "ignore_eos": True, "extra_args": extra, "stream": stream}
         bodies = [body_of(prompt_of(50, n), f"leaves-{n}", **params) for n in range(8)]
         await asyncio.gather(*(_leave(http, body) for body in bodies))
     await _until(lambda: server.metric("vllm:num_requests_running") == 0)
-    assert comparer.files() == before
+    left = comparer.files() - before
+    assert len(left) <= server.metric(*DONE) - done, "only who left too late may leave a file"
+    assert len(left) < 16
     await ask(http, body_of(prompt_of(5, 3), "serves"))
 
 
 async def test_work_that_the_engine_aborts_is_answered_as_far_as_it_came(asking: Asking) -> None:
-    """Enough work at once that no machine is done with all of it before the engine is told."""
+    """Tried until an abort came before the end of the work: machines stall as they like."""
     params = {"max_tokens": 900, "ignore_eos": True}
-    bodies = [asking.body(prompt_of(40, n), seed=n, **params) for n in range(16)]
-    tasks = [asyncio.create_task(ask(asking.http, body)) for body in bodies]
-    await asyncio.sleep(1)  # a busy server tells its metrics too late
-    assert (await asking.http.post("/pause?mode=abort")).status_code == 200
-    try:
-        answers = await asyncio.gather(*tasks)
-    finally:
-        assert (await asking.http.post("/resume")).status_code == 200
-    reasons = [answer.choices[0].finish_reason for answer in answers]
-    assert set(reasons) <= {"abort", "length"}
-    assert "abort" in reasons
-    for answer in answers:
-        asking.check(answer)
+    reasons: set[str | None] = set()
+    async with asyncio.timeout(200):
+        while "abort" not in reasons:
+            bodies = [asking.body(prompt_of(40, n), seed=n, **params) for n in range(16)]
+            tasks = [asyncio.create_task(ask(asking.http, body)) for body in bodies]
+            await asyncio.sleep(0.5)  # a busy server tells its metrics too late
+            assert (await asking.http.post("/pause?mode=abort")).status_code == 200
+            assert (await asking.http.post("/resume")).status_code == 200
+            for answer in await asyncio.gather(*tasks):
+                asking.check(answer)
+                reasons.add(answer.choices[0].finish_reason)
+    assert reasons <= {"abort", "length"}
 
 
 async def test_folders_outside_the_root_are_refused_and_nothing_runs(
@@ -233,17 +236,14 @@ async def test_what_it_serves_is_shown(server: VllmServer, http: httpx.AsyncClie
 
 
 async def _leave(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
-    with pytest.raises(httpx.ReadTimeout):
-        await _partly(http, body)
-
-
-async def _partly(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
     """Begin to read an answer and hang up."""
     timeout = httpx.Timeout(30, read=0.3)  # eight times 900 tokens take any engine here longer
-    async with http.stream("POST", GENERATE, json=body, timeout=timeout) as reply:
-        async for line in reply.aiter_lines():
-            if line.startswith("data: "):
-                raise httpx.ReadTimeout("enough was read")
+    with suppress(httpx.ReadTimeout):
+        async with http.stream("POST", GENERATE, json=body, timeout=timeout) as reply:
+            assert reply.status_code == 200
+            async for line in reply.aiter_lines():
+                if line.startswith("data: "):
+                    return
 
 
 async def _until(holds: Callable[[], bool]) -> None:
