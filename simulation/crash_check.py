@@ -5,11 +5,7 @@ step once and in order, every micro batch equals the truth bitwise, and no file 
 """
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import groupby
-from operator import attrgetter
 
 import httpx
 
@@ -17,59 +13,21 @@ from simulation import targets
 from simulation.calls import RunStopped
 from simulation.checker import CheckPlan, Result
 from simulation.crashes import Kept, Killer
-from simulation.environment import Environment, RequestRefused, http_client
+from simulation.environment import RequestRefused, http_client
 from simulation.expected import expected_samples
+from simulation.gate import Gate
 from simulation.generation import url_of
 from simulation.live import LiveRun
 from simulation.live_check import LiveSystem, check_end, start_live
 from simulation.models import load_shape
+from simulation.mortal import MortalSettings, Watched
 from simulation.plan import RolloutPlan, make_plan
 from simulation.processes import Cluster, ProcessFailed
 from simulation.replay import end_trainer
 from simulation.strays import emptied
 from simulation.truth import Truth
 
-KILLS_MAX = 14  # each of 11 processes and the environment once, some twice
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class MortalEnvironment:
-    """An environment that dies with all that it knew, and a successor that begins anew.
-
-    Its groups begin one after the other, each after its share of the kills and the last one after
-    them all: so there is work whenever something dies, and every part is there to be killed.
-    """
-
-    made: Environment
-    plans: Sequence[RolloutPlan]
-    killer: Killer
-    task: "asyncio.Task[None] | None" = None
-    deaths: int = 0
-
-    async def run(self, _plans: Sequence[RolloutPlan]) -> None:
-        """All rollouts, whatever dies. Raises what the last environment raised."""
-        while True:
-            self.task = asyncio.create_task(self._all_groups())
-            with contextlib.suppress(asyncio.CancelledError):
-                await self.task
-                return
-            current = asyncio.current_task()
-            if current is not None and current.cancelling():
-                raise asyncio.CancelledError
-
-    async def _all_groups(self) -> None:
-        groups = [list(group) for _, group in groupby(self.plans, key=attrgetter("group_id"))]
-        for number, group in enumerate(groups):
-            await self.killer.after(number / max(1, len(groups) - 1))
-            await self.made.run(group)
-
-    async def die(self) -> bool:
-        """Drop every connection and all memory; False where it was done already."""
-        if self.task is None or self.task.done():
-            return False
-        self.deaths += 1
-        self.task.cancel()
-        return True
+KILLS_MAX = 14  # each of 12 processes once, two of them twice
 
 
 async def check_crashes(plan: CheckPlan, result: Result, *, model: str) -> Killer:
@@ -82,12 +40,11 @@ async def check_crashes(plan: CheckPlan, result: Result, *, model: str) -> Kille
     with Cluster(plan.out / "logs" / "crash") as cluster:
         async with http_client() as client:
             system = await start_live(cluster, client, plan, model, is_mortal=True)
-            killer = _killer(cluster, client, system, seed=plan.scenario.seed)
-            live, environment = _clients(client, cluster, system, truth, plan)
-            mortal = MortalEnvironment(made=environment, plans=rollouts, killer=killer)
-            killer.others["environment"] = mortal.die
+            killer = _killer(cluster, client, system, plan)
+            live = _live(client, cluster, system)
             try:
-                await _run(live, mortal, killer, rollouts)
+                watched = _start_environment(killer, system, truth, plan)
+                await _run(live, watched, killer, rollouts)
                 assert system.trainer.root is not None, "a live run goes by handle"
                 left = await emptied(system.trainer.root)
                 system.trainer.ranks = [
@@ -106,9 +63,15 @@ async def check_crashes(plan: CheckPlan, result: Result, *, model: str) -> Kille
 
 
 def _killer(
-    cluster: Cluster, client: httpx.AsyncClient, system: LiveSystem, *, seed: int
+    cluster: Cluster, client: httpx.AsyncClient, system: LiveSystem, plan: CheckPlan
 ) -> Killer:
-    killer = Killer(cluster=cluster, client=client, seed=seed, kills_max=KILLS_MAX)
+    killer = Killer(
+        cluster=cluster,
+        client=client,
+        seed=plan.scenario.seed,
+        kills_max=KILLS_MAX,
+        gate=Gate(path=plan.out / "work" / "gate", groups=plan.scenario.groups),
+    )
     trainer = system.trainer
     killer.kept["proxy"] = Kept(
         running=system.proxy,
@@ -142,14 +105,8 @@ def _killer(
     return killer
 
 
-def _clients(
-    client: httpx.AsyncClient,
-    cluster: Cluster,
-    system: LiveSystem,
-    truth: Truth,
-    plan: CheckPlan,
-) -> tuple[LiveRun, Environment]:
-    live = LiveRun(
+def _live(client: httpx.AsyncClient, cluster: Cluster, system: LiveSystem) -> LiveRun:
+    return LiveRun(
         client=client,
         proxy_url=system.proxy_url,
         orchestrator_url=system.trainer.orchestrator_url,
@@ -158,23 +115,42 @@ def _clients(
         watch=cluster.check,
         is_stubborn=True,
     )
-    environment = Environment(
-        client=client,
+
+
+def _start_environment(
+    killer: Killer, system: LiveSystem, truth: Truth, plan: CheckPlan
+) -> Watched:
+    """Start it as the last process that may die. It is at work while a lease is open."""
+    settings = MortalSettings(
         proxy_url=system.proxy_url,
         orchestrator_url=system.trainer.orchestrator_url,
         vocab_size=truth.model.vocab_size,
         concurrency=plan.concurrency,
-        is_stubborn=True,
+        scenario=plan.scenario,
+        gate=killer.gate,
+        done=plan.out / "work" / "environment.done",
     )
-    return live, environment
+
+    async def has_leases() -> bool:
+        run = await killer.client.get(f"{settings.orchestrator_url}/v1/run")
+        return bool(run.json()["leases_open"])
+
+    killer.gate.let_share(0.0)
+    killer.kept["environment"] = Kept(
+        running=killer.cluster.start("environment", targets.environment, settings),
+        target=targets.environment,
+        settings=settings,
+        is_at_work=has_leases,
+    )
+    return Watched(done=settings.done)
 
 
 async def _run(
-    live: LiveRun, mortal: MortalEnvironment, killer: Killer, rollouts: Sequence[RolloutPlan]
+    live: LiveRun, watched: Watched, killer: Killer, rollouts: Sequence[RolloutPlan]
 ) -> None:
     """The run and the killing side by side; an error of either ends both."""
     killing = asyncio.create_task(killer.run())
-    running = asyncio.create_task(live.run(mortal, rollouts))
+    running = asyncio.create_task(live.run(watched, rollouts))
     try:
         await asyncio.wait({killing, running}, return_when=asyncio.FIRST_EXCEPTION)
     finally:

@@ -3,6 +3,8 @@
 Services run exactly as ``python -m services.<name>`` runs them; only their settings come as values.
 """
 
+import asyncio
+
 import uvicorn
 
 from services.inference_proxy.config import ProxySettings
@@ -14,6 +16,7 @@ from services.trainer_feed.app import create_app as create_feed
 from services.trainer_feed.config import FeedSettings
 from simulation.engine.app import build_app
 from simulation.engine.settings import EngineSettings
+from simulation.mortal import MortalSettings, run_mortal
 from simulation.rank import RankSettings, run_rank
 
 
@@ -42,6 +45,11 @@ def orchestrator(settings: OrchestratorSettings) -> None:
 def feed(settings: FeedSettings) -> None:
     """The trainer feed."""
     serve(create_feed(settings), settings)
+
+
+def environment(settings: MortalSettings) -> None:
+    """An environment, until every rollout is delivered or given up."""
+    asyncio.run(run_mortal(settings))
 
 
 def rank(settings: RankSettings) -> None:
