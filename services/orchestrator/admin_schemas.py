@@ -9,7 +9,7 @@ from services.orchestrator.book import Book
 from services.orchestrator.ending import waiting_for
 from services.orchestrator.feed_client import Failure
 from services.orchestrator.history import PolicyRecord, ReturnRecord
-from services.orchestrator.resuming import Report
+from services.orchestrator.losses import Report
 from services.orchestrator.sweep import VersionPlan
 
 

@@ -14,6 +14,7 @@ from msgspec import structs
 from services.orchestrator.advantages import advantaged
 from services.orchestrator.book import Book
 from services.orchestrator.history import ReturnRecord
+from services.orchestrator.losses import Report, drop_missing
 from services.orchestrator.records import (
     Change,
     DropReason,
@@ -21,7 +22,6 @@ from services.orchestrator.records import (
     StepRecord,
     StepState,
 )
-from services.orchestrator.resuming import Report, drop_missing
 from services.orchestrator.retention import Holder
 from services.orchestrator.return_errors import LineageConflict, StepNotCommitted
 from sideband.batch.types import Sample

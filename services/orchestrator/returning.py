@@ -1,6 +1,5 @@
 """Takes the trainer back: looks at what is left of later steps, decides, tells the feed."""
 
-from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -8,15 +7,11 @@ import structlog
 from services.orchestrator import going_back
 from services.orchestrator.errors import RETRY_SOON, LedgerUnavailable
 from services.orchestrator.feed_client import FeedClient
-from services.orchestrator.going_back import Remains
 from services.orchestrator.history import ReturnRecord
 from services.orchestrator.ledger import LedgerError
-from services.orchestrator.resuming import missing_files
+from services.orchestrator.remaining import remains_after
 from services.orchestrator.return_errors import NotDurable, StepsMoving
 from services.orchestrator.service import Orchestrator
-from sideband.batch.types import Sample
-from sideband.ids import RolloutId
-from sideband.segments import PayloadSegment
 
 ATTEMPTS_MAX: Final = 5  # steps may be committed or closed while their files are looked at
 log = structlog.get_logger(__name__)
@@ -36,7 +31,11 @@ async def go_back(service: Orchestrator, *, step: int, lineage: int | None) -> R
         if record is not None:
             await service.settled()
             return record
-        remains = await _remains(service, step)
+        try:
+            remains = await remains_after(book, service.ledger, service.files, step)
+        except LedgerError as exc:
+            service.journal.give_up(str(exc))
+            raise LedgerUnavailable("The ledger cannot be read.", headers=RETRY_SOON) from exc
         if remains.steps != going_back.steps_after(book, step):
             continue
         with service.decision() as change:
@@ -50,44 +49,6 @@ async def go_back(service: Orchestrator, *, step: int, lineage: int | None) -> R
         _say(record)
         return record
     raise StepsMoving("Steps are committed faster than looked at.", headers=RETRY_SOON)
-
-
-async def _remains(service: Orchestrator, step: int) -> Remains:
-    """What is left of the steps after ``step``; the samples of one step at a time are in memory."""
-    steps = going_back.steps_after(service.book, step)
-    files: dict[RolloutId, frozenset[str]] = {}
-    for names in steps.values():
-        found = await _samples(service, names)
-        files |= {name: files_of(samples) for name, samples in found.items()}
-    named = sorted(frozenset[str]().union(*files.values()))
-    # A resume has given up what it found gone: no step holds that any more, should it come back.
-    missing = frozenset(filter(service.book.retention.is_given_up, named))
-    if service.files is not None:
-        missing |= frozenset(await missing_files(service.files, named))
-    remains = Remains(steps=steps, files=files, files_missing=missing)
-    gap = going_back.first_gap(service.book, step, remains)
-    behind = [name for number, names in steps.items() if number >= gap for name in names]
-    return replace(remains, samples=await _samples(service, tuple(behind)))
-
-
-async def _samples(
-    service: Orchestrator, names: tuple[RolloutId, ...]
-) -> dict[RolloutId, tuple[Sample, ...]]:
-    try:
-        return dict(await service.ledger.samples(names))
-    except LedgerError as exc:
-        service.journal.give_up(str(exc))
-        raise LedgerUnavailable("The ledger cannot be read.", headers=RETRY_SOON) from exc
-
-
-def files_of(samples: tuple[Sample, ...]) -> frozenset[str]:
-    """Every payload file that a rank reads for these."""
-    return frozenset(
-        segment.file
-        for sample in samples
-        for segment in sample.segments
-        if isinstance(segment, PayloadSegment)
-    )
 
 
 def _say(record: ReturnRecord) -> None:

@@ -14,7 +14,7 @@ from services.orchestrator.going_back import Remains
 from services.orchestrator.history import PolicySource
 from services.orchestrator.leasing import LeaseRequest
 from services.orchestrator.records import Change, DropReason, Lease, Tally
-from services.orchestrator.returning import files_of
+from services.orchestrator.remaining import files_of
 from sideband.batch.types import Sample
 from sideband.ids import GroupId, LeaseId, RolloutId, SessionId
 from sideband.testing.batches import make_sample

@@ -23,7 +23,7 @@ from services.orchestrator.leasing import LeaseRequest
 from services.orchestrator.lifecycle import Phase
 from services.orchestrator.membership import StepSize
 from services.orchestrator.records import Change, DropReason, Lease, RolloutState, StepState, Tally
-from services.orchestrator.returning import files_of
+from services.orchestrator.remaining import files_of
 from sideband.batch.types import Sample
 from sideband.ids import GroupId, LeaseId, RolloutId, RunId
 from sideband.segments import PayloadSegment

@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
+from services.orchestrator.losses import Report, drop_missing
 from services.orchestrator.records import Change, RolloutState
 from services.orchestrator.restoring import restore
-from services.orchestrator.resuming import Report, drop_missing
 from services.orchestrator.retention import version_of
 from services.orchestrator.sweep import orphaned_versions, plan_version
 from services.orchestrator.sweeping import sweep_rules
