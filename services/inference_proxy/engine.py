@@ -8,7 +8,6 @@ from services.inference_proxy.health import Health
 from services.inference_proxy.identity import EngineIdentity, Misfit, Weights
 
 Role = Literal["colocated", "prefill", "decode"]
-ROLES: tuple[Role, ...] = ("colocated", "prefill", "decode")
 AT_START: Final = Weights(policy_version=0)
 
 

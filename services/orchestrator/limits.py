@@ -11,7 +11,6 @@ REWARD_MAX: Final = 1e30  # differences of rewards must stay finite in float32
 DETAIL_CHARACTERS_MAX: Final = 500  # of a reason that is kept
 DECODE_INLINE_BYTES_MAX: Final = 64 << 10  # larger bodies are decoded off the event loop
 LIST_ITEMS_MAX: Final = 1000  # of one admin answer
-SWEEP_FILES_SHOWN_MAX: Final = 1000
 
 CHANGES_PER_COMMIT_MAX: Final = 256  # about 2,000 rows: some 20 ms of work on the event loop
 CHANGES_WAITING_MAX: Final = 8192  # more is a 503: the ledger is behind

@@ -16,7 +16,6 @@ from simulation.engine.settings import EngineSettings
 from simulation.engine.wire import BadRequest, GenerateRequest, error_body, parse
 
 CLIENT_LEFT: Final = 499
-PARSED_INLINE_BYTES_MAX: Final = 1 << 20  # a longer body is parsed in a thread
 
 
 def build_app(settings: EngineSettings) -> FastAPI:

@@ -30,12 +30,6 @@ class Runs:
         return Runs(column_T[firsts], np.diff(firsts, append=len(column_T)).astype(np.int32))
 
     @staticmethod
-    def constant(value: float, length: int) -> "Runs":
-        """One float32 value for ``length`` tokens."""
-        count = 1 if length else 0
-        return Runs(np.full(count, value, np.float32), np.full(count, length, np.int32))
-
-    @staticmethod
     def concatenate(parts: "Sequence[Runs]") -> "Runs":
         """All values in order; equal neighbours are joined. At least one part."""
         return _joined(

@@ -131,7 +131,7 @@ class PayloadReader:
 
     def _open(self, file: str) -> OpenPayload:
         path = parse_path(file, run_id=self._root.run_id)
-        fd = self._root.open_parsed(path)
+        fd = self._root.open_file(path)
         with closed_on_error(fd):
             return self._read_front(fd, file, path)
 

@@ -126,12 +126,8 @@ class PayloadRoot:
             raise OtherRun(str(path), found=found, expected=run_id)
         return cls(path, found, durable or DurableFolders())
 
-    def open_file(self, file: str) -> int:
-        """A descriptor for reading ``file``. The caller closes it."""
-        return self.open_parsed(parse_path(file, run_id=self.run_id))
-
-    def open_parsed(self, path: PayloadPath) -> int:
-        """The same for a path of this run that ``parse_path`` made."""
+    def open_file(self, path: PayloadPath) -> int:
+        """A descriptor for reading a file of this run. The caller closes it."""
         file = str(path)
         with walked(self.path, path.folders, file=file) as folder_fd:
             return open_plain(folder_fd, path.name, file=file)
@@ -217,20 +213,6 @@ class PayloadRoot:
         if not stat.S_ISREG(status.st_mode):
             return None
         return StoredFile(file=file, size_bytes=status.st_size, modified_s=status.st_mtime)
-
-
-def locate(
-    payload_dir: Path, run_id: RunId | None = None, *, durable: DurableFolders | None = None
-) -> tuple[PayloadRoot, int]:
-    """The root and the policy version of an engine's ``payload_dir`` (``<its mount>/v<k>``).
-
-    Without ``run_id`` the marker says whose run it is; ``durable`` as in ``PayloadRoot.open``.
-    Raises MissingMarker, OtherRun.
-    """
-    policy_version = version_of_folder(payload_dir.name)
-    if policy_version is None:
-        raise MissingMarker(str(payload_dir), "a payload_dir ends in v<policy version>")
-    return PayloadRoot.open(payload_dir.parent, run_id=run_id, durable=durable), policy_version
 
 
 @contextmanager

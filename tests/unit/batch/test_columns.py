@@ -45,11 +45,6 @@ def test_concatenation_joins_equal_neighbours(parts: list[NDArray[np.float32]]) 
     assert joined.lengths_R.tolist() == whole.lengths_R.tolist()
 
 
-def test_a_constant_is_one_run_and_nothing_when_empty() -> None:
-    assert Runs.constant(2.0, 3).expand().tolist() == [2, 2, 2]
-    assert len(Runs.constant(2.0, 0)) == 0
-
-
 @given(columns.filter(len), st.data())
 def test_windows_equal_the_windows_of_the_column(
     column: NDArray[np.float32], data: st.DataObject

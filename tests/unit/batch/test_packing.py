@@ -229,7 +229,7 @@ def test_a_column_of_another_length_is_refused_and_never_broadcast() -> None:
     short = with_changes(sample, logprobs_T=np.zeros(1, np.float32))
     with pytest.raises(InvalidInput, match="every column"):
         pack([short], PackingPlan(seq_len=8))
-    runs = with_changes(sample, advantages=Runs.constant(1.0, 3))
+    runs = with_changes(sample, advantages=Runs.of(np.ones(3, np.float32)))
     with pytest.raises(InvalidInput, match="every column"):
         pack([runs], PackingPlan(seq_len=8))
 

@@ -113,7 +113,7 @@ def test_masks_outside_the_completion_are_refused(masks: list[tuple[int, int]]) 
     [
         ({"logprobs_C": np.zeros(1, np.float32)}, "turns[0].logprobs"),
         ({"sampled_C": np.ones(3, np.bool_)}, "turns[0].sampled"),
-        ({"weight_versions_C": Runs.constant(0, 3)}, "turns[0].weight_versions"),
+        ({"weight_versions_C": Runs.of(np.zeros(3, np.int32))}, "turns[0].weight_versions"),
         ({"advantages_C": np.zeros(0, np.float32)}, "turns[0].advantages"),
         ({"logprobs_C": np.array([0, np.nan], np.float32)}, "turns[0].logprobs"),
         ({"logprobs_C": np.array([0, -np.inf], np.float32)}, "turns[0].logprobs"),

@@ -17,7 +17,6 @@ from sideband.payload import PayloadReader, PayloadRoot, WriteReport
 from sideband.payload.durable import DurableFolders
 from sideband.payload.errors import PathEscapesRoot, WriteFailed
 from sideband.payload.io import IOV_MAX, read_exactly, write_all
-from sideband.payload.root import locate
 from tests.unit.payload.support import (
     GAPS,
     REQUEST,
@@ -103,8 +102,8 @@ def test_a_writer_killed_at_any_step_leaves_no_half_file(root: PayloadRoot, aliv
     leftovers = [file for file in all_files(root) if file.endswith(".staging")]
     assert len(leftovers) == (3 < alive <= 8)
     for file in leftovers:
-        with pytest.raises(PathEscapesRoot):
-            root.open_file(file)
+        with PayloadReader(root, model=None) as reader, pytest.raises(PathEscapesRoot):
+            reader.header(file)
     # Whoever cleans up sees all of it, by request and by version.
     found = root.files_of_request(3, REQUEST)
     assert sorted(found) == sorted(all_files(root))
@@ -290,9 +289,9 @@ def test_a_folder_whose_sync_failed_is_not_known(root: PayloadRoot) -> None:
 def test_an_engine_that_opens_the_root_each_time_keeps_what_is_known(root: PayloadRoot) -> None:
     durable = DurableFolders()
     for _ in range(2):
-        opened, version = locate(root.path / "v3", durable=durable)
+        opened = PayloadRoot.open(root.path, durable=durable)
         with synced_folders() as synced:
-            write_one(opened, policy_version=version)
+            write_one(opened)
     assert len(synced) == 1
 
 

@@ -19,7 +19,6 @@ from sideband.payload.errors import (
 )
 from sideband.payload.marker import MARKER_BYTES_MAX, MARKER_NAME
 from sideband.payload.paths import fan_out
-from sideband.payload.root import locate
 from tests.unit.payload.support import REQUEST, RUN, all_files, make_root, write_one
 
 RUN_2 = RunId("run-2")
@@ -294,13 +293,3 @@ def test_a_marker_that_cannot_be_opened_is_not_a_missing_one(
     monkeypatch.setattr(os, "open", fail)
     with pytest.raises(ReadFailed):
         PayloadRoot.open(root.path)
-
-
-def test_an_engine_finds_the_root_of_its_folder(root: PayloadRoot) -> None:
-    assert locate(root.path / "v7") == (root, 7)
-    assert locate(root.path / "v7", RUN) == (root, 7)
-    with pytest.raises(OtherRun):
-        locate(root.path / "v7", RUN_2)
-    for wrong in (root.path, root.path / "v07", root.path / "v7" / "x"):
-        with pytest.raises(MissingMarker):
-            locate(wrong)
