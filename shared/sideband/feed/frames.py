@@ -115,7 +115,8 @@ def decode_message(
         return _micro_batch(frames)
     expected = 1 if kind is ProgressMessage else 2
     if len(frames) != expected:
-        raise MalformedFrame("message", f"has {len(frames)} frames, must have {expected}")
+        found = f"{len(frames)} frames or more" if len(frames) > expected else len(frames)
+        raise MalformedFrame("message", f"has {found}, must have {expected} frames")
     if expected == 2 and len(first) != PREFIX_BYTES:
         raise MalformedFrame("prefix", f"must be a frame of {PREFIX_BYTES} bytes")
     return _header(frames[1] if expected == 2 else first[PREFIX_BYTES:], kind), None

@@ -13,6 +13,7 @@ CP_SIZE_MAX: Final = 1024
 RANKS_MAX: Final = 1 << 16  # data × context × tensor × pipeline siblings
 STEP_MAX: Final = (1 << 31) - 1
 NAME_BYTES_MAX: Final = 256  # environment names are people's words, not ids
+MESSAGE_FRAMES_MAX: Final = 2  # of what a rank sends; a message of more is refused unread
 CREDIT_MAX: Final = 256  # micro batches on the way to one rank
 PEER_QUEUE_MAX: Final = 4096  # messages that wait for one peer; credit keeps a rank far below
 STEPS_HELD_MAX: Final = 64  # a setting may lower it, never raise it

@@ -13,9 +13,10 @@ from sideband.errors import FeedError
 from sideband.feed.curve import Doorman, HandshakeWatch
 from sideband.feed.frames import Frame
 from sideband.feed.keys import FeedKeys
-from sideband.feed.limits import HEADER_BYTES_MAX, PEER_QUEUE_MAX
+from sideband.feed.limits import HEADER_BYTES_MAX, MESSAGE_FRAMES_MAX, PEER_QUEUE_MAX
 from sideband.feed.ready import ReadyFrame
 
+EXCESS_PER_CALL_MAX: Final = 16  # frames too many that go at a time, some microseconds each
 CLOSE_LINGER_MS: Final = 500  # last answers get out; a rank that is gone cannot hold us up
 # Plain integers: pyzmq's flags are enums, and joining two costs more than sending a short frame.
 _NOBLOCK: Final = int(zmq.NOBLOCK)
@@ -34,6 +35,7 @@ class Router:
         self._doorman: Doorman | None = None
         self._socket = self._context.socket(zmq.ROUTER)
         self.denials = HandshakeWatch(self._socket)
+        self._has_excess = False  # the next frames belong to a message that was given already
         try:
             if keys is not None:
                 self._doorman = Doorman(self._context, keys)
@@ -53,11 +55,24 @@ class Router:
         socket.bind(endpoint)
 
     def receive(self) -> list[Frame] | None:
-        """The connection and the frames of one message; None when there is nothing now."""
+        """The connection and the frames of one message; None when there is nothing now.
+
+        Of a message of too many frames one too many is given, which shows that it is wrong. The
+        rest goes in the calls that follow, a few frames in each: they return an empty list.
+        """
+        frames: list[Frame] = []
+        count = EXCESS_PER_CALL_MAX if self._has_excess else 1 + MESSAGE_FRAMES_MAX + 1
         try:
-            return receive_frames(self._socket)
-        except zmq.Again:
+            for _ in range(count):
+                frame = self._socket.recv(_NOBLOCK, copy=False)
+                if not self._has_excess:
+                    frames.append(frame.buffer)
+                if not frame.more:
+                    break
+        except zmq.Again:  # of a message all has come when its first frame has
             return None
+        self._has_excess = bool(frame.more)
+        return frames
 
     def send(self, connection: bytes, frames: Sequence[Frame | ReadyFrame]) -> bool:
         """False when nobody is there any more, or does not take what is sent.

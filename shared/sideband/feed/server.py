@@ -187,6 +187,8 @@ class FeedServer:
         count = 0
         while count < FRAMES_PER_TURN_MAX and (message := self._router.receive()) is not None:
             count += 1
+            if not message:
+                continue  # the rest of one that was answered
             connection, *frames = message
             connection = bytes(connection)
             failure = self.delivery.failure
