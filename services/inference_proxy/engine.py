@@ -27,12 +27,14 @@ class Engine:
     dialect: Dialect
     spills: bool = False
     weights: Weights = AT_START
+    weights_told: Weights = AT_START  # what the leader of several workers said last
     identity: EngineIdentity | None = None
     misfit: Misfit | None = None
     asked_run: str | None = None  # the run that its identity was compared with
     at_start: int = 0  # the policy version of what it runs when it is started
     names_weights: bool = False  # an answer of it named its weights by a policy version
-    is_doubted: bool = False  # something failed since it was asked: it may be another process
+    doubts: int = 0  # how often something failed: it may be another process since
+    doubts_answered: int = 0  # of those, how many there were when it last said what it is
     in_flight: int = 0
     requests_total: int = 0
     ejections_total: int = 0
@@ -43,6 +45,16 @@ class Engine:
     def policy_version(self) -> int:
         """What it runs, as far as anybody said."""
         return self.weights.policy_version
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether something failed since it was asked what it is."""
+        return self.doubts > self.doubts_answered
+
+    @property
+    def is_older_than_told(self) -> bool:
+        """Whether it was found to run older weights than the leader of several workers said."""
+        return self.policy_version < self.weights_told.policy_version
 
     @property
     def is_fit(self) -> bool:

@@ -7,6 +7,7 @@ judged in ``identity``.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from services.inference_proxy.engine import Engine, Role
 from services.inference_proxy.identity import (
@@ -52,7 +53,7 @@ class EngineBook:
         # Whether the engines are prefill and decode, and not colocated.
         self.is_pair = any(engine.role != "colocated" for engine in engines)
         for engine in engines:
-            engine.weights = Weights(policy_version=policy_version)
+            engine.weights = engine.weights_told = Weights(policy_version=policy_version)
             engine.at_start = policy_version
 
     def __iter__(self) -> Iterator[Engine]:
@@ -107,18 +108,24 @@ class EngineBook:
         *,
         run_id: str | None,
         known: Weights,
+        doubts: int,
     ) -> bool:
         """What an engine said of itself; None: it has no such route. True when its fitness changed.
 
-        ``run_id`` is the run of the proxy's payload root, if it is known; ``known`` what was known
-        of the engine's weights when it was asked: what was said of them since is newer.
+        ``run_id`` is the run of the proxy's payload root, if it is known. ``known`` and ``doubts``
+        are of the engine when it was asked: what was said of its weights since is newer, which is
+        a doubt, and what failed since is not answered.
         """
         before = engine.misfit
-        engine.asked_run, engine.is_doubted = run_id, False
+        engine.asked_run, engine.doubts_answered = run_id, doubts
         if isinstance(told, EngineIdentity):
             engine.misfit = misfit_of(told, self._expected(engine, run_id))
             if engine.weights is known:
+                is_named = known.is_named or engine.names_weights
+                known = replace(known, is_named=is_named)
                 engine.weights = weights_of(told, known, at_start=self._at_start)
+            else:
+                engine.doubts += 1
             engine.identity = told
         else:
             engine.identity, engine.misfit = None, told
@@ -151,7 +158,8 @@ class EngineBook:
         is_probe: bool = False,
     ) -> bool:
         """A request or a probe failed there. True when that ejected it."""
-        before, engine.is_doubted = engine.health.state, True
+        before = engine.health.state
+        engine.doubts += 1
         engine.health = engine.health.failed(
             reason, now_s=now_s, is_dead=is_dead, is_probe=is_probe
         )
@@ -166,9 +174,9 @@ class EngineBook:
         ``known`` is what was known of its weights when the request went out: whatever was said
         since is newer than the answer.
         """
+        engine.doubts += 1
         if engine.weights is known and found < known.policy_version:
             engine.weights = Weights(policy_version=found, is_named=True)
-            engine.is_doubted = True
             self._advance()
 
     def hold(self, name: str, reason: str) -> Engine:

@@ -75,12 +75,13 @@ class Probes:
         if path is None or not self._book.must_ask(engine, run_id=run_id):
             return
         told: EngineIdentity | Misfit | None = None
-        known = engine.weights
+        known, doubts = engine.weights, engine.doubts
         try:
             told = read_identity(await self._get(engine, path))
         except EngineRefused as exc:  # no such route: a stock engine, which is taken as it is
             log.debug("engine_tells_nothing", engine=engine.name, status=exc.status)
-        if self._book.told(engine, told, run_id=run_id, known=known) and engine.misfit is not None:
+        is_changed = self._book.told(engine, told, run_id=run_id, known=known, doubts=doubts)
+        if is_changed and engine.misfit is not None:
             log.error(
                 "engine_misfits",
                 engine=engine.name,

@@ -5,8 +5,8 @@ cannot come late: an engine that died and came back between two probes has the w
 and looks as before. See decisions/0042.
 """
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from services.inference_proxy.engine import Engine
 from services.inference_proxy.upstream import EngineBehind
@@ -17,26 +17,32 @@ _DIGITS_MAX: Final = 9  # of a policy version; a longer number names something e
 def check_weights(engine: Engine, choices: object, *, at_least: int) -> None:
     """Raises EngineBehind when weights older than version ``at_least`` sampled any token.
 
-    ``choices`` are an answer's or an event's, as the dialect read them. An engine that named its
-    weights by a number once is known to: another name then means the weights of its start. From
-    one that never did, such a name says nothing.
+    ``choices`` are an answer's or an event's, as the dialect read them. A name that is no number
+    means the weights of the engine's start, unless others were reported to this proxy of an engine
+    that never named its weights by a number: from that one such a name says nothing.
     """
     for name in _names(choices):
         if name.isdecimal() and len(name) <= _DIGITS_MAX:
             engine.names_weights = True
             found = int(name)
-        elif engine.names_weights or engine.weights.is_named:
-            found = engine.at_start
-        else:
+        elif engine.weights.is_reported and not (engine.names_weights or engine.weights.is_named):
             continue
+        else:
+            found = engine.at_start
         if found < at_least:
             raise EngineBehind(engine.name, found=found, expected=at_least)
 
 
 def _names(choices: object) -> Iterator[str]:
-    """What the weights are called, span by span; what is malformed is passed over."""
+    """What the weights are called, span by span; what is no span is passed over."""
     for choice in choices if isinstance(choices, list) else ():
         spans = choice.get("weight_versions") if isinstance(choice, dict) else None
         for span in spans if isinstance(spans, list) else ():
-            if isinstance(span, dict) and span.get("start") != span.get("end"):
+            if isinstance(span, dict) and not _is_empty(span):
                 yield str(span.get("version"))
+
+
+def _is_empty(span: Mapping[str, Any]) -> bool:
+    """Whether it surely holds no token."""
+    start, end = span.get("start"), span.get("end")
+    return type(start) is int and type(end) is int and start == end

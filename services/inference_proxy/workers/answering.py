@@ -83,4 +83,6 @@ class Answering:
             engines=[view.model_dump(mode="json") for view in engine_views(parts.book)],
             sessions=[view.model_dump(mode="json") for view in shown.sessions],
             session_count=shown.count,
+            older=[engine.name for engine in parts.book if engine.is_older_than_told],
+            naming=[engine.name for engine in parts.book if engine.names_weights],
         )

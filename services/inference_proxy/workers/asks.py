@@ -91,6 +91,8 @@ class Seen(Reply, frozen=True, kw_only=True, tag=True):
     engines: list[dict[str, Any]]
     sessions: list[dict[str, Any]]  # the latest last
     session_count: int
+    older: list[str]  # engines that were found to run older weights than the leader said
+    naming: list[str]  # those of which an answer named its weights by a policy version
 
 
 class Text(Reply, frozen=True, tag=True):

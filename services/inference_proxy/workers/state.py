@@ -16,7 +16,8 @@ class EngineState(msgspec.Struct, frozen=True):
     """Of one engine: why it was taken out by hand if it is, and how often it was brought back.
 
     ``reports`` counts what was said of its weights: a report that says nothing new to the leader
-    may be news to a worker that found older weights in an answer.
+    may be news to a worker that found older weights in an answer. ``names_weights``: in some
+    worker an answer named them by a policy version.
     """
 
     weights: Weights
@@ -24,6 +25,7 @@ class EngineState(msgspec.Struct, frozen=True):
     held: str | None
     returns: int
     reports: int
+    names_weights: bool
 
 
 class SharedState(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,13 +65,16 @@ def state_of(book: EngineBook, gate: Gate, *, is_settled: bool, number: int) -> 
 
 
 def adopt(state: SharedState, book: FollowingBook, gate: Gate) -> list[Engine]:
-    """Make it hold in another worker; the engines that may serve again once they were probed."""
+    """Make it hold in another worker; the engines that may serve again once they were probed.
+
+    What was said before is no news of an engine's weights: what was found here since stands.
+    """
     gate.state = state.gate
     book.follow(state.applied)
     returned: list[Engine] = []
     for engine in book:
         its = state.engines[engine.name]
-        engine.weights = its.weights
+        _hear(engine, its)
         if its.held is not None:
             engine.health = engine.health.hold(its.held)
         elif its.returns != engine.returns_total or engine.health.state == "held":
@@ -88,14 +93,30 @@ def restore(state: SharedState, book: EngineBook, gate: Gate) -> None:
     book.follow(state.applied)
     for engine in book:
         its = state.engines[engine.name]
-        engine.weights, engine.misfit = its.weights, its.misfit
+        engine.weights = engine.weights_told = its.weights
+        engine.misfit, engine.names_weights = its.misfit, its.names_weights
         engine.asked_run = ""  # of no run: its identity is not known here, so it is asked
         health = engine.health.probe_succeeded(now_s=0.0)
         engine.health = health if its.held is None else health.hold(its.held)
         engine.returns_total, engine.reports_total = its.returns, its.reports
 
 
+def _hear(engine: Engine, its: EngineState) -> None:
+    engine.names_weights |= its.names_weights
+    if (its.weights, its.reports) == (engine.weights_told, engine.reports_total):
+        return
+    if engine.weights != engine.weights_told:
+        engine.doubts += 1  # which of the two is newer, only the engine knows
+    engine.weights = engine.weights_told = its.weights
+    engine.reports_total = its.reports
+
+
 def _state_of(engine: Engine) -> EngineState:
-    held = engine.health.reason if engine.health.state == "held" else None
-    returns, reports = engine.returns_total, engine.reports_total
-    return EngineState(engine.weights, engine.misfit, held, returns, reports)
+    return EngineState(
+        weights=engine.weights,
+        misfit=engine.misfit,
+        held=engine.health.reason if engine.health.state == "held" else None,
+        returns=engine.returns_total,
+        reports=engine.reports_total,
+        names_weights=engine.names_weights,
+    )

@@ -187,10 +187,21 @@ class Team:
         return await asyncio.to_thread(merged_metrics, texts)
 
     async def run(self) -> None:
-        """Tell the others of what changes by itself, until cancelled."""
+        """Tell the others of what changes by itself, and hear what they found, until cancelled."""
         while self._member.is_leader:
             await self._published()
+            for _, seen in await self._answers(Look(), Seen):
+                if isinstance(seen, Seen):
+                    self._hear(seen)
             await asyncio.sleep(CHECK_INTERVAL_S)
+
+    def _hear(self, seen: Seen) -> None:
+        """What another worker has found of engines. One that it found behind is asked again here:
+        only the engine knows whether it was brought up to date since.
+        """
+        for engine in self._book:
+            engine.names_weights |= engine.name in seen.naming
+            engine.doubts += engine.name in seen.older and not engine.is_doubted
 
     async def _look(self, *, sessions: int = 0) -> list[Seen]:
         look = Look(sessions=sessions)

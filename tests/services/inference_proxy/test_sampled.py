@@ -179,7 +179,8 @@ def named(*names: object) -> list[dict[str, Any]]:
 def test_the_oldest_weights_decide(
     names: list[object], names_weights: bool, found: int | None
 ) -> None:
-    _, engine = engine_of(at_start=1)
+    book, engine = engine_of(at_start=1)
+    book.report(3)
     engine.names_weights = names_weights
     if found is None:
         check_weights(engine, named(*names), at_least=3)
@@ -192,6 +193,22 @@ def test_the_oldest_weights_decide(
 @pytest.mark.parametrize("choices", [None, 3, [None], [{}], [{"weight_versions": [1, None]}]])
 def test_an_answer_that_names_nothing_says_nothing(choices: object) -> None:
     check_weights(engine_of()[1], choices, at_least=3)
+
+
+def test_weights_known_from_before_this_proxy_began_are_not_those_of_another_name() -> None:
+    book, engine = engine_of()
+    book.begin_at(3)  # proxy and engine were started anew together; nobody reported since
+    assert engine.policy_version == 3
+    with pytest.raises(EngineBehind):
+        check_weights(engine, named("default"), at_least=3)
+    check_weights(engine, named("default"), at_least=0)
+    check_weights(engine, [{"weight_versions": []}], at_least=3)
+
+
+@pytest.mark.parametrize("ends", [{}, {"start": None, "end": None}, {"start": "0", "end": "0"}])
+def test_a_span_of_which_nobody_knows_the_tokens_is_taken_to_have_some(ends: Any) -> None:
+    with pytest.raises(EngineBehind):
+        check_weights(engine_of()[1], [{"weight_versions": [{"version": "2", **ends}]}], at_least=3)
 
 
 def test_weights_of_no_token_say_nothing() -> None:
@@ -216,7 +233,7 @@ def test_what_was_said_while_an_engine_was_asked_is_newer_than_its_answer() -> N
     known = engine.weights
     book.report(4)
     told = EngineIdentity(is_by_handle=True, policy_version=3)
-    book.told(engine, told, run_id=None, known=known)
+    book.told(engine, told, run_id=None, known=known, doubts=0)
     assert engine.policy_version == 4
 
 

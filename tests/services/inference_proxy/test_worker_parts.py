@@ -84,7 +84,7 @@ async def test_a_connection_goes_on_in_the_hands_of_the_one_that_took_it() -> No
 def book_of(kind: type[EngineBook]) -> EngineBook:
     book = build_book(ProxySettings(engines=ENGINES), None, kind)
     for engine in book:
-        book.told(engine, None, run_id=None, known=engine.weights)
+        book.told(engine, None, run_id=None, known=engine.weights, doubts=0)
         book.probed(engine, now_s=0.0)
     return book
 
@@ -117,7 +117,7 @@ def test_a_worker_that_begins_in_the_middle_asks_engines_what_they_are() -> None
     for run_id in (None, "run-1"):
         assert [new.must_ask(engine, run_id=run_id) for engine in new] == [True, True]
     for engine in new:
-        new.told(engine, None, run_id=None, known=engine.weights)
+        new.told(engine, None, run_id=None, known=engine.weights, doubts=0)
     assert [new.must_ask(engine, run_id=None) for engine in new] == [False, False]
 
 

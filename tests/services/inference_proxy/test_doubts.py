@@ -1,0 +1,127 @@
+"""What is known of an engine, when words about it cross: none of them may hide an older one."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from services.inference_proxy.admission import Gate
+from services.inference_proxy.engine import Engine
+from services.inference_proxy.engines import EngineBook
+from services.inference_proxy.identity import EngineIdentity, Weights
+from services.inference_proxy.workers.state import FollowingBook, SharedState, adopt, state_of
+from tests.services.inference_proxy.stub import StubEngine
+from tests.services.inference_proxy.test_sampled import engine_of
+from tests.services.inference_proxy.test_worker_parts import book_of
+from tests.services.inference_proxy.workers import PROMPT, session_of, turn, workers
+
+
+def says(version: int | None) -> EngineIdentity:
+    return EngineIdentity(is_by_handle=True, policy_version=version)
+
+
+def asked(book: EngineBook, engine: Engine, version: int | None) -> None:
+    """It is asked, and answers at once."""
+    known, doubts = engine.weights, engine.doubts
+    book.told(engine, says(version), run_id=None, known=known, doubts=doubts)
+
+
+def fit() -> tuple[EngineBook, Engine]:
+    book, engine = engine_of()
+    book.probed(engine, now_s=0.0)
+    asked(book, engine, 0)
+    assert not book.must_ask(engine, run_id=None)
+    return book, engine
+
+
+def test_what_fails_while_an_engine_is_asked_is_not_answered_by_it() -> None:
+    book, engine = fit()
+    book.failed(engine, "broke off", now_s=0.0)
+    known, doubts = engine.weights, engine.doubts
+    book.failed(engine, "broke off", now_s=0.0)  # its answer may be the last word of a dead process
+    book.told(engine, says(3), run_id=None, known=known, doubts=doubts)
+    assert book.must_ask(engine, run_id=None)
+    asked(book, engine, None)
+    assert (engine.policy_version, book.must_ask(engine, run_id=None)) == (0, False)
+
+
+def test_an_engine_whose_answer_crossed_a_report_is_asked_again() -> None:
+    book, engine = fit()
+    known, doubts = engine.weights, engine.doubts
+    book.report(4)
+    book.told(engine, says(3), run_id=None, known=known, doubts=doubts)
+    assert (engine.policy_version, book.must_ask(engine, run_id=None)) == (4, True)
+
+
+def test_an_engine_whose_older_answer_crossed_a_report_is_asked_again() -> None:
+    book, engine = fit()
+    known = engine.weights
+    book.report(4)
+    book.behind(engine, 3, known=known)
+    assert (engine.policy_version, book.must_ask(engine, run_id=None)) == (4, True)
+
+
+def test_an_engine_that_named_its_weights_in_answers_and_names_none_was_started_anew() -> None:
+    book, engine = fit()
+    book.report(4)
+    engine.weights, engine.names_weights = Weights(policy_version=4, is_reported=True), True
+    asked(book, engine, None)
+    assert engine.policy_version == 0
+
+
+def leader_and_follower() -> tuple[EngineBook, FollowingBook]:
+    leader, follower = book_of(EngineBook), book_of(FollowingBook)
+    assert isinstance(follower, FollowingBook)
+    return leader, follower
+
+
+def said(leader: EngineBook, number: int, gate: Gate | None = None) -> SharedState:
+    return state_of(leader, gate or Gate(), is_settled=True, number=number)
+
+
+@pytest.mark.parametrize("reported", [False, True])
+def test_other_news_do_not_undo_what_a_worker_alone_found(reported: bool) -> None:
+    leader, follower = leader_and_follower()
+    if reported:
+        leader.report(3)
+        adopt(said(leader, 1), follower, Gate())
+    engine = follower.get("e0")
+    asked(follower, engine, 2)  # after a failure that it alone saw
+    found = engine.weights
+    leader.hold("e1", "by hand")
+    adopt(said(leader, 2), follower, Gate())
+    assert engine.weights == found
+
+
+def test_news_that_differ_from_what_a_worker_found_make_it_ask() -> None:
+    leader, follower = leader_and_follower()
+    engine = follower.get("e0")
+    asked(follower, engine, 2)
+    leader.report(3)
+    adopt(said(leader, 1), follower, Gate())
+    assert (engine.policy_version, follower.must_ask(engine, run_id=None)) == (3, True)
+    other = follower.get("e1")
+    assert (other.policy_version, follower.must_ask(other, run_id=None)) == (3, False)
+
+
+def test_that_an_engine_names_its_weights_is_known_in_all_workers() -> None:
+    leader, follower = leader_and_follower()
+    leader.get("e0").names_weights = True
+    adopt(said(leader, 1), follower, Gate())
+    assert [engine.names_weights for engine in follower] == [True, False]
+
+
+@pytest.mark.e2e
+async def test_an_engine_that_one_worker_found_behind_is_behind_in_all(tmp_path: Path) -> None:
+    def identity(version: int | None) -> dict[str, object]:
+        return {"is_by_handle": True, "run_id": "run-1", "policy_version": version}
+
+    engine = StubEngine(identity=identity(3))
+    async with workers({"e0": engine}, tmp_path, ejection_failures=10**6) as proxy:
+        engine.identity = identity(None)  # it was started anew: only worker 1 sees a request fail
+        engine.script.append(lambda _: StubEngine.json({}, 500))
+        await proxy.generate(turn(PROMPT, "r"), session=session_of(1))
+        async with asyncio.timeout(15):
+            versions: dict[str, int] = {}
+            while versions != {"e0": 0}:
+                versions = (await proxy.ask("GET", "/v1/policy-version")).json()["engines"]
