@@ -212,6 +212,10 @@ class ReturnView(BaseModel):
     files_missing: list[str] = Field(
         description="Files that were looked for and are gone.", examples=[[]]
     )
+    start_id: str | None = Field(
+        description="The start that went back by its settings; null: a request did.",
+        examples=[None],
+    )
 
     @classmethod
     def of(cls, record: ReturnRecord) -> Self:

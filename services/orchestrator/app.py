@@ -29,8 +29,8 @@ from services.orchestrator.ledger import Ledger
 from services.orchestrator.limits import FILE_THREADS
 from services.orchestrator.metrics import Metrics
 from services.orchestrator.proxy_client import ProxyClient
-from services.orchestrator.resuming import resume
 from services.orchestrator.service import Orchestrator
+from services.orchestrator.starting import begin_term
 from services.orchestrator.storage.opening import open_ledger
 from services.orchestrator.terms import Terms
 from sideband.ids import RunId
@@ -173,7 +173,7 @@ async def _service(
         pool = stack.enter_context(ThreadPoolExecutor(FILE_THREADS, "payload"))
         reader = stack.enter_context(PayloadReader(root, model=model))
         files = Files(root, reader, pool, metrics, deletes_per_s=settings.deletes_per_s)
-    resumption = await resume(settings, ledger, records, files, now_s=clock_s())
+    resumption = await begin_term(settings, ledger, records, files, now_s=clock_s())
     service = Orchestrator(
         settings,
         resumption=resumption,

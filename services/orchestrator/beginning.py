@@ -24,6 +24,17 @@ class RunBegun(SidebandError):
         )
 
 
+class StartRefused(SidebandError):
+    """The run cannot go back to the step that the settings name."""
+
+    def __init__(self, *, step: int, start_id: str, reason: str) -> None:
+        self.step, self.start_id, self.reason = step, start_id, reason
+        super().__init__(
+            f"start {start_id} cannot go back to step {step}: {reason} It is asked for by "
+            "SIDEBAND_ORCHESTRATOR_RESUME_FROM_STEP and SIDEBAND_ORCHESTRATOR_START_ID"
+        )
+
+
 def begins_anew(
     records: Records | None,
     *,

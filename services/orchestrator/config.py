@@ -15,6 +15,7 @@ from services.orchestrator.quota import Quota
 from services.orchestrator.storage.opening import MEMORY, LedgerPlace, url_problem
 from sideband.batch.packing import PackingPlan
 from sideband.errors import InvalidInput
+from sideband.feed.limits import STEP_MAX
 from sideband.ids import ID_PATTERN, RunId
 
 LEDGER_NAME: Final = "ledger.sqlite3"  # in the payload root, beside the folders of versions
@@ -45,6 +46,13 @@ class OrchestratorSettings(ServiceSettings):
         pattern=ID_PATTERN,
         description="Names this start, best by what is new when a run is meant to be: a job's id. "
         "A fresh start with the id that began the run goes on with it, as a supervisor wants.",
+    )
+    resume_from_step: int | None = Field(
+        default=None,
+        ge=0,
+        le=STEP_MAX,
+        description="The trainer restarts from the checkpoint of this step: the run goes back to "
+        "it, once for each start_id, which must be new whenever the trainer restarts.",
     )
     ledger_url: SecretStr | None = Field(
         default=None,
@@ -197,6 +205,16 @@ class OrchestratorSettings(ServiceSettings):
         if url is not None and not url.startswith(("http://", "https://")):
             raise ValueError("must be an http or https URL")
         return url.rstrip("/") if url else None
+
+    @model_validator(mode="after")
+    def _goes_back_once(self) -> Self:
+        if self.resume_from_step is None:
+            return self
+        if self.start != "resume":
+            raise ValueError("resume_from_step: a fresh start has no step to resume from")
+        if self.start_id is None:
+            raise ValueError("resume_from_step: needs a start_id, or each restart would go back")
+        return self
 
     @model_validator(mode="after")
     def _plan_fits(self) -> Self:

@@ -72,6 +72,22 @@ def known(book: Book, *, step: int, lineage: int | None) -> ReturnRecord | None:
     return None
 
 
+def known_of_start(book: Book, *, step: int, start_id: str) -> ReturnRecord | None:
+    """The record of this very start, if it went back; None when it may.
+
+    Raises LineageConflict when it went back to another step, and what ``known`` raises.
+    """
+    for record in book.returns:
+        if record.start_id == start_id and record.step == step:
+            return record
+        if record.start_id == start_id:
+            raise LineageConflict(
+                f"It went back to step {record.step} before: another start needs another id.",
+                lineage=record.lineage,
+            )
+    return known(book, step=step, lineage=None)
+
+
 def committed_step(book: Book) -> int:
     """The last step that every global rank has committed."""
     unfinished = [r.step for r in book.open_steps.values() if r.acknowledged_s is None]
@@ -99,7 +115,13 @@ def first_gap(book: Book, step: int, remains: Remains) -> int:
 
 
 def go_back(
-    book: Book, change: Change, *, step: int, remains: Remains, now_s: float
+    book: Book,
+    change: Change,
+    *,
+    step: int,
+    remains: Remains,
+    now_s: float,
+    start_id: str | None = None,
 ) -> ReturnRecord:
     """Carry it out. ``remains`` are of the book as it is now."""
     assert remains.steps == steps_after(book, step), "looked at what is there"
@@ -134,12 +156,21 @@ def go_back(
         steps_gone=tuple(sorted([*gone, *empty])),
         rollouts_dropped=tuple(report.rollouts_dropped),
         files_missing=tuple(report.files_missing),
+        start_id=start_id,
     )
     book.returns.append(record)
     change.returns.append(record)
-    while len(book.returns) > book.rules.history_max:
-        change.returns_forgotten.append(book.returns.pop(0).lineage)
+    _forget_returns(book, change)
     return record
+
+
+def _forget_returns(book: Book, change: Change) -> None:
+    """The oldest beyond the bound; never the last that was for a start, which may come again."""
+    starts = [record for record in book.returns if record.start_id is not None]
+    while len(book.returns) > book.rules.history_max + len(starts[-1:]):
+        oldest = next(record for record in book.returns if record not in starts[-1:])
+        book.returns.remove(oldest)
+        change.returns_forgotten.append(oldest.lineage)
 
 
 def _reopen(book: Book, change: Change, record: StepRecord, remains: Remains) -> None:

@@ -54,3 +54,4 @@ class ReturnRecord:
     steps_gone: tuple[int, ...]
     rollouts_dropped: tuple[RolloutId, ...]
     files_missing: tuple[str, ...]
+    start_id: str | None = None  # of the start that it was for; None: a request asked for it

@@ -24,10 +24,10 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """Where a term begins. ``change`` is durable already; its effects are not out."""
+    """Where a term begins. ``changes`` are durable already; their effects are not out."""
 
     book: Book
-    change: Change
+    changes: tuple[Change, ...]
     report: Report | None  # None: a new run
     delete_files: tuple[str, ...]  # given up earlier, and perhaps not deleted
 
@@ -47,9 +47,7 @@ async def resume(
         if settings.initial_policy_version is not None:
             version = settings.initial_policy_version
             policies.report(book, change, version, source="setting", now_s=now_s)
-        return await _committed(
-            ledger, Resumption(book=book, change=change, report=None, delete_files=())
-        )
+        return await _begun(ledger, book, change, report=None, delete_files=())
     book, change = restore(records, settings.rules())
     report = Report(downtime_s=max(0.0, now_s - records.saved_s))
     if files is not None:
@@ -60,15 +58,20 @@ async def resume(
         book.policy_version = None  # engines may have changed meanwhile: the proxy says
     pending = tuple(file for file, is_pending in records.files.items() if is_pending)
     _say(book, report, pending)
-    return await _committed(
-        ledger, Resumption(book=book, change=change, report=report, delete_files=pending)
-    )
+    return await _begun(ledger, book, change, report=report, delete_files=pending)
 
 
-async def _committed(ledger: Ledger, resumption: Resumption) -> Resumption:
-    resumption.book.seal(resumption.change)
-    await ledger.commit([resumption.change])
-    return resumption
+async def _begun(
+    ledger: Ledger,
+    book: Book,
+    change: Change,
+    *,
+    report: Report | None,
+    delete_files: tuple[str, ...],
+) -> Resumption:
+    book.seal(change)
+    await ledger.commit([change])
+    return Resumption(book=book, changes=(change,), report=report, delete_files=delete_files)
 
 
 def _say(book: Book, report: Report, pending: tuple[str, ...]) -> None:

@@ -14,6 +14,7 @@ from services.orchestrator.return_errors import NotDurable, StepsMoving
 from services.orchestrator.service import Orchestrator
 
 ATTEMPTS_MAX: Final = 5  # steps may be committed or closed while their files are looked at
+KEEPS_NOTHING: Final = "A ledger in memory keeps no samples of steps that were trained."
 log = structlog.get_logger(__name__)
 
 
@@ -25,7 +26,7 @@ async def go_back(service: Orchestrator, *, step: int, lineage: int | None) -> R
     """
     book = service.book
     if not service.ledger.is_durable:
-        raise NotDurable("A ledger in memory keeps no samples of steps that were trained.")
+        raise NotDurable(KEEPS_NOTHING)
     for _ in range(ATTEMPTS_MAX):
         record = going_back.known(book, step=step, lineage=lineage)
         if record is not None:
@@ -46,16 +47,18 @@ async def go_back(service: Orchestrator, *, step: int, lineage: int | None) -> R
         if record is None:
             continue  # another request of the same did it
         await service.commit(change)
-        _say(record)
+        say(record)
         return record
     raise StepsMoving("Steps are committed faster than looked at.", headers=RETRY_SOON)
 
 
-def _say(record: ReturnRecord) -> None:
+def say(record: ReturnRecord) -> None:
+    """Log it, as an error where something does not come again."""
     is_whole = not record.steps_gone and not record.rollouts_dropped
     (log.info if is_whole else log.error)(
         "trainer_went_back",
         lineage=record.lineage,
+        start_id=record.start_id,
         step=record.step,
         steps_again=record.steps_again,
         steps_reduced=record.steps_reduced,

@@ -102,8 +102,9 @@ class Orchestrator:
         )
 
     def let_out_resumption(self) -> None:
-        """What follows from the change with which the term began. Once."""
-        self._let_out(self.resumption.change)
+        """What follows from the changes with which the term began. Once."""
+        for change in self.resumption.changes:
+            self._let_out(change)
         if self.files is not None:
             self.files.deleter.add(self.resumption.delete_files)
 

@@ -2,7 +2,8 @@
 
 Deaths come between turns of the event loop: before and after every await, and around each write
 of the ledger, which fails by itself now and then, sometimes after it has kept what it was given.
-In every second seed the trainer goes back to earlier checkpoints: its steps come again bitwise.
+In every second seed the trainer goes back to earlier checkpoints, by request and by the settings of
+a start, which come again with every crash: its steps come again bitwise.
 """
 
 import asyncio
@@ -15,7 +16,8 @@ import pytest
 import structlog
 
 from services.orchestrator.ledger import LedgerFailed
-from tests.faults.simulated_orchestrator import CrashingLoop, Dead, Process, World, inline
+from tests.faults.simulated_orchestrator import Process
+from tests.faults.simulated_world import CrashingLoop, Dead, World, inline
 
 SEEDS = 200
 PIECES = 10  # tests, so that they spread over workers and time out one by one
@@ -76,6 +78,8 @@ def check(seed: int, world: World) -> None:
     assert records is not None
     assert not any(records.files.values()), f"seed {seed}: deletions are pending"
     assert not world.ledger.bodies, f"seed {seed}: samples are kept that nobody needs"
+    starts = Counter(record.start_id for record in records.returns if record.start_id is not None)
+    assert set(starts.values()) <= {1}, f"seed {seed}: a start goes back once"
 
 
 @pytest.mark.timeout(300)
@@ -85,14 +89,16 @@ def test_nothing_is_lost_trained_twice_or_left_behind(piece: int) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
         with patch("asyncio.to_thread", inline):
-            crashes, returns = 0, 0
+            crashes, returns, starts = 0, 0, 0
             for seed in range(piece, SEEDS, PIECES):
                 world = live_through(seed)
                 check(seed, world)
                 crashes += world.crashes
                 returns += world.returns
+                starts += world.starts
             assert crashes > SEEDS // PIECES, "the seeds do crash"
             assert returns > SEEDS // PIECES or piece % 2, "the trainer does go back"
+            assert starts > SEEDS // PIECES or piece % 2, "also with a start"
     finally:
         structlog.reset_defaults()
         logging.disable(logging.NOTSET)

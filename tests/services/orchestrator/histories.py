@@ -163,8 +163,16 @@ class SeededHistory:
             files_missing=lost,
             samples={name: self.bodies[name] for name in names},
         )
+        lineage = self.book.lineage + 1
         yield self._decide(
-            lambda c: going_back.go_back(self.book, c, step=step, remains=remains, now_s=self.now_s)
+            lambda c: going_back.go_back(
+                self.book,
+                c,
+                step=step,
+                remains=remains,
+                now_s=self.now_s,
+                start_id=f"job-{lineage}" if lineage % 3 == 0 else None,
+            )
         )
         self.shipped = sorted(n for n in self.book.open_steps if n > step)
         yield self.report(step)
