@@ -15,10 +15,10 @@ import pytest
 from tests.field.test_four_ways import SEQ_LEN, disobeying_pair, stock
 from tests.integration.way import Way, running_way
 from tests.services.inference_proxy.harness import served_proxy
-from tests.services.inference_proxy.stub import (
+from tests.services.inference_proxy.stub import StubEngine
+from tests.services.inference_proxy.stub_model import (
     ALPHABET,
     HF_CONFIG,
-    StubEngine,
     rendered,
     sampled,
     true_rows,

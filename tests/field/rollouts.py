@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sideband.feed.micro_batch import RankMicroBatch
 from tests.integration.way import Way
-from tests.services.inference_proxy.stub import HF_CONFIG, kept_ids, logprob_of, true_rows
+from tests.services.inference_proxy.stub_model import HF_CONFIG, kept_ids, logprob_of, true_rows
 
 __all__ = ["HF_CONFIG"]
 

@@ -29,7 +29,8 @@ from tests.field.rollouts import (
 from tests.integration.way import Way, running_way
 from tests.services.inference_proxy.harness import RUN, pair
 from tests.services.inference_proxy.sglang_engine import SglangEngine
-from tests.services.inference_proxy.stub import MODEL, StubEngine
+from tests.services.inference_proxy.stub import StubEngine
+from tests.services.inference_proxy.stub_model import MODEL
 
 SEQ_LEN = 48
 REWARDS = (1.0, 0.0, 0.5)

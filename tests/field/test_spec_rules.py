@@ -10,7 +10,8 @@ import pytest
 from tests.field.rollouts import HF_CONFIG, Driver
 from tests.integration.way import Way, running_way
 from tests.services.inference_proxy.harness import GENERATE, pair, request_body, running
-from tests.services.inference_proxy.stub import MODEL, Json, StubEngine, true_rows
+from tests.services.inference_proxy.stub import Json, StubEngine
+from tests.services.inference_proxy.stub_model import MODEL, true_rows
 from tests.services.orchestrator.support import orchestrator, plain_turn
 
 HEADER = "X-Sideband-Kind"

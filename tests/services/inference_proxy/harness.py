@@ -22,7 +22,8 @@ from services.kit.app import ProblemApp
 from services.kit.server import CallerProtocol
 from sideband.ids import RunId
 from sideband.payload.root import PayloadRoot
-from tests.services.inference_proxy.stub import HF_CONFIG, StubEngine
+from tests.services.inference_proxy.stub import StubEngine
+from tests.services.inference_proxy.stub_model import HF_CONFIG
 
 RUN = RunId("run-1")
 TRAIN = {"X-Sideband-Kind": "train"}

@@ -9,9 +9,9 @@ from fastapi import FastAPI, Request, Response
 from services.inference_proxy.dialects.base import Ask, Body, UnreadableAnswer
 from services.inference_proxy.dialects.vllm import VllmEvents
 from sideband.model import ModelShape
-from tests.services.inference_proxy.stub import (
+from tests.services.inference_proxy.stub import StubEngine
+from tests.services.inference_proxy.stub_model import (
     MODEL,
-    StubEngine,
     all_layers,
     kept_ids,
     sampled,

@@ -12,7 +12,7 @@ from sideband.model import ModelShape
 from sideband.payload.reader import PayloadReader
 from sideband.payload.root import PayloadRoot
 from sideband.segments import PayloadSegment
-from tests.services.inference_proxy.stub import MODEL
+from tests.services.inference_proxy.stub_model import MODEL
 
 
 def routing_of(

@@ -13,10 +13,9 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
-from tests.services.inference_proxy.stub import (
+from tests.services.inference_proxy.stub import Json, StubEngine
+from tests.services.inference_proxy.stub_model import (
     ALPHABET,
-    Json,
-    StubEngine,
     all_layers,
     kept_ids,
     rendered,

@@ -9,7 +9,8 @@ import pytest
 
 from tests.services.inference_proxy.harness import pair, request_body, running
 from tests.services.inference_proxy.reading import assert_rows, routing_of, segments_of
-from tests.services.inference_proxy.stub import StubEngine, sampled, true_rows
+from tests.services.inference_proxy.stub import StubEngine
+from tests.services.inference_proxy.stub_model import sampled, true_rows
 
 PROMPT = [3, 1, 4, 1, 5]
 

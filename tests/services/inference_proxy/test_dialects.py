@@ -11,7 +11,8 @@ from tests.services.inference_proxy import plain_dialect
 from tests.services.inference_proxy.harness import GENERATE, TRAIN, request_body, running
 from tests.services.inference_proxy.plain_dialect import PlainEngine
 from tests.services.inference_proxy.reading import assert_rows, routing_of
-from tests.services.inference_proxy.stub import StubEngine, kept_ids, sampled, true_rows
+from tests.services.inference_proxy.stub import StubEngine
+from tests.services.inference_proxy.stub_model import kept_ids, sampled, true_rows
 
 PROMPT = [5, 17, 3, 42, 8, 1]
 TOKENS = PROMPT + sampled(PROMPT, 4)

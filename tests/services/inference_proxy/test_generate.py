@@ -8,7 +8,8 @@ from fastapi import Response
 
 from tests.services.inference_proxy.harness import GENERATE, pair, request_body, running
 from tests.services.inference_proxy.reading import assert_rows, routing_of, segments_of
-from tests.services.inference_proxy.stub import StubEngine, sampled, true_rows
+from tests.services.inference_proxy.stub import StubEngine
+from tests.services.inference_proxy.stub_model import sampled, true_rows
 
 PROMPT = [5, 17, 3, 42, 8, 1]
 

@@ -34,7 +34,8 @@ from tests.services.inference_proxy.harness import (
     served,
     until,
 )
-from tests.services.inference_proxy.stub import HF_CONFIG, MODEL, StubEngine
+from tests.services.inference_proxy.stub import StubEngine
+from tests.services.inference_proxy.stub_model import HF_CONFIG, MODEL
 from tests.unit.engines.vllm.fakes import MODEL as PLUGIN_MODEL
 from tests.unit.engines.vllm.fakes import script_for
 from tests.unit.engines.vllm.running import RUN as PLUGIN_RUN

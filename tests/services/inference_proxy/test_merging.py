@@ -10,7 +10,7 @@ from services.inference_proxy.assembly import from_one, from_pair
 from services.inference_proxy.inline import InlineRows, merge_rows, valid_ranges
 from sideband.engines.inline import encode_npy_base64
 from tests.services.inference_proxy.reading import assert_rows, routing_of
-from tests.services.inference_proxy.stub import GARBAGE, MODEL, all_layers, sampled, true_rows
+from tests.services.inference_proxy.stub_model import GARBAGE, MODEL, all_layers, sampled, true_rows
 
 
 def leg(

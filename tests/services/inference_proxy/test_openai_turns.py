@@ -19,10 +19,10 @@ from tests.services.inference_proxy.openai_requests import (
 )
 from tests.services.inference_proxy.reading import assert_rows
 from tests.services.inference_proxy.sglang_engine import SglangEngine, kept_logprob, logprob
-from tests.services.inference_proxy.stub import (
+from tests.services.inference_proxy.stub import StubEngine
+from tests.services.inference_proxy.stub_model import (
     ALPHABET,
     MODEL,
-    StubEngine,
     logprob_of,
     rendered,
     sampled,

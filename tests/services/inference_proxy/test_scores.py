@@ -11,7 +11,8 @@ from sideband.payload.reader import PayloadReader
 from sideband.payload.root import PayloadRoot
 from tests.services.inference_proxy.harness import pair, request_body, running
 from tests.services.inference_proxy.reading import segments_of
-from tests.services.inference_proxy.stub import MODEL, StubEngine, kept_ids, sampled, scores_of
+from tests.services.inference_proxy.stub import StubEngine
+from tests.services.inference_proxy.stub_model import MODEL, kept_ids, sampled, scores_of
 from tests.services.inference_proxy.test_streams import events_of, last_of, streamed
 from tests.services.inference_proxy.test_turns_kept import TalkingEngine, fetched
 

@@ -21,10 +21,10 @@ from tests.services.inference_proxy.sglang_engine import (
     logprob,
     rows_text,
 )
-from tests.services.inference_proxy.stub import (
+from tests.services.inference_proxy.stub import StubEngine
+from tests.services.inference_proxy.stub_model import (
     HF_CONFIG,
     MODEL,
-    StubEngine,
     all_layers,
     kept_ids,
     sampled,

@@ -16,10 +16,10 @@ from sideband.payload.reader import PayloadReader
 from sideband.payload.root import PayloadRoot
 from tests.services.inference_proxy.harness import pair, request_body, running, until
 from tests.services.inference_proxy.reading import assert_rows, routing_of, segments_of
-from tests.services.inference_proxy.stub import (
+from tests.services.inference_proxy.stub import StubEngine
+from tests.services.inference_proxy.stub_model import (
     HF_CONFIG,
     MODEL,
-    StubEngine,
     all_layers,
     kept_ids,
     sampled,

@@ -22,7 +22,13 @@ from sideband.payload.encodings import DEFAULT_ENCODINGS
 from sideband.payload.errors import WriteFailed
 from sideband.payload.root import PayloadRoot
 from tests.services.inference_proxy.harness import RUN, request_body, until
-from tests.services.inference_proxy.stub import MODEL, all_layers, kept_ids, sampled, true_rows
+from tests.services.inference_proxy.stub_model import (
+    MODEL,
+    all_layers,
+    kept_ids,
+    sampled,
+    true_rows,
+)
 
 PROMPT = [5, 17, 3, 42, 8, 1]
 TOKENS = PROMPT + sampled(PROMPT, 4)

@@ -7,15 +7,10 @@ import pytest
 from fastapi import Response
 
 from sideband.engines.inline import decode_npy_base64, encode_npy_base64
-from tests.services.inference_proxy.harness import (
-    Running,
-    pair,
-    request_body,
-    running,
-    until,
-)
+from tests.services.inference_proxy.harness import Running, pair, request_body, running, until
 from tests.services.inference_proxy.reading import assert_rows, routing_of
-from tests.services.inference_proxy.stub import StubEngine, sampled, true_rows
+from tests.services.inference_proxy.stub import StubEngine
+from tests.services.inference_proxy.stub_model import sampled, true_rows
 
 FIRST = [5, 17, 3, 42]
 

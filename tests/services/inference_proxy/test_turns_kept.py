@@ -14,14 +14,9 @@ from sideband.ids import RunId
 from sideband.model import ModelShape
 from sideband.payload.root import PayloadRoot
 from sideband.segments import PayloadSegment
-from tests.services.inference_proxy.harness import (
-    GENERATE,
-    Running,
-    request_body,
-    running,
-    until,
-)
-from tests.services.inference_proxy.stub import StubEngine, kept_ids, sampled
+from tests.services.inference_proxy.harness import GENERATE, Running, request_body, running, until
+from tests.services.inference_proxy.stub import StubEngine
+from tests.services.inference_proxy.stub_model import kept_ids, sampled
 from tests.services.inference_proxy.test_streams import cut_off, events_of, last_of
 
 PROMPT = [5, 17, 3, 42, 8, 1]

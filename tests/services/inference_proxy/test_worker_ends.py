@@ -13,7 +13,8 @@ import pytest
 from fastapi.responses import StreamingResponse
 
 from tests.services.inference_proxy.harness import GENERATE, TRAIN, until
-from tests.services.inference_proxy.stub import Script, StubEngine, sampled
+from tests.services.inference_proxy.stub import Script, StubEngine
+from tests.services.inference_proxy.stub_model import sampled
 from tests.services.inference_proxy.workers import (
     PROMPT,
     Workers,

@@ -9,13 +9,9 @@ import orjson
 import pytest
 from fastapi import FastAPI, Request, Response
 
-from tests.services.inference_proxy.harness import (
-    GENERATE,
-    TRAIN,
-    served,
-    until,
-)
-from tests.services.inference_proxy.stub import StubEngine, sampled
+from tests.services.inference_proxy.harness import GENERATE, TRAIN, served, until
+from tests.services.inference_proxy.stub import StubEngine
+from tests.services.inference_proxy.stub_model import sampled
 from tests.services.inference_proxy.workers import (
     PROMPT,
     arrived,
