@@ -1,7 +1,15 @@
-"""Runs a service under uvicorn: logs first, then the application, then a bounded shutdown."""
+"""Runs a service under uvicorn: logs first, then the application, then a bounded shutdown.
+
+A service that was told to end and did has the exit status 0, whoever told it; uvicorn alone would
+die of the signal at last. One that gave up has another status, so that it is started again.
+"""
 
 import gc
-from typing import Any
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import Any, Final
 
 import uvicorn
 from fastapi import FastAPI
@@ -10,14 +18,44 @@ from services.kit import logs
 from services.kit.server import CallerProtocol
 from services.kit.settings import ServiceSettings
 
+ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 
-def serve(app: FastAPI, settings: ServiceSettings) -> None:
-    """Serve until SIGTERM or SIGINT; open requests get ``drain_timeout_s`` to end."""
+
+class ToldToEnd(SystemExit):
+    """A signal asked the process to end, and nothing is left to do."""
+
+
+class Crash:
+    """Called by a service that can do nothing more: it ends in order, and not with status 0."""
+
+    def __init__(self) -> None:
+        self.has_happened = False
+
+    def __call__(self) -> None:
+        """End the process."""
+        self.has_happened = True
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def serve(app: FastAPI, settings: ServiceSettings, *, crash: Crash | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; open requests get ``drain_timeout_s`` to end.
+
+    Raises SystemExit when it could not start, or ``crash`` has happened.
+    """
+    for number in ENDING:  # while uvicorn runs it has its own; then it raises what came
+        signal.signal(number, _end)
     logs.configure(settings)
     # What was imported stays: the collector need not look at it again and again, with all waiting.
     gc.collect()
     gc.freeze()
-    uvicorn.run(app, http=CallerProtocol, **server_options(settings))
+    with suppress(ToldToEnd):
+        uvicorn.run(app, http=CallerProtocol, **server_options(settings))
+    if crash is not None and crash.has_happened:
+        sys.exit(1)
+
+
+def _end(_number: int, _frame: object) -> None:
+    raise ToldToEnd(0)
 
 
 def server_options(settings: ServiceSettings) -> dict[str, Any]:

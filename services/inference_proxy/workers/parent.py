@@ -68,19 +68,17 @@ class Parent:
         self._children = [Child() for _ in range(workers)]
         self._dying: list[int] = []
         self._state: SharedState | None = None
-        self._signal: int | None = None
+        self._is_told_to_end = False
         self._signals = socket.socketpair()
         self._code: int | None = None  # with which a worker ended that could not even begin
 
     def run(self) -> None:
-        """Until SIGTERM or SIGINT, then as such a process ends. Raises SystemExit when a worker
-        cannot begin.
-        """
+        """Until SIGTERM or SIGINT. Raises SystemExit when a worker cannot begin."""
         self._catch_signals()
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals[1], selectors.EVENT_READ)
             selector.register(self._inboxes[-1].taking, selectors.EVENT_READ)
-            while self._signal is None and self._code is None:
+            while not self._is_told_to_end and self._code is None:
                 self._begin_due()
                 selector.select(self._wait_s())
                 self._drop_wakeups()
@@ -89,9 +87,6 @@ class Parent:
         self._end_all()
         if self._code is not None:
             sys.exit(self._code)
-        if self._signal == signal.SIGTERM:  # a server that shut down in order dies of it at last
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.raise_signal(signal.SIGTERM)
 
     def _catch_signals(self) -> None:
         for end in self._signals:
@@ -101,8 +96,8 @@ class Parent:
             signal.signal(number, self._told_to_end)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # only so that it wakes us
 
-    def _told_to_end(self, number: int, _: object) -> None:
-        self._signal = number
+    def _told_to_end(self, _number: int, _frame: object) -> None:
+        self._is_told_to_end = True
 
     def _drop_wakeups(self) -> None:
         try:

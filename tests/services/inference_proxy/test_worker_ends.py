@@ -111,7 +111,7 @@ async def test_a_told_end_lets_requests_finish_in_every_worker(tmp_path: Path) -
         engine.hold.set()
         assert [(await each).status_code for each in running] == [200, 200]
         async with asyncio.timeout(10):
-            assert await proxy.process.wait() == -signal.SIGTERM
+            assert await proxy.process.wait() == 0
         assert proxy.events("worker_ended") == []
 
 
@@ -163,7 +163,7 @@ async def test_a_told_end_lets_streams_finish_in_every_worker(tmp_path: Path) ->
             assert tokens == sampled(PROMPT, 4)
             assert choices[-1]["finish_reason"] == "length"
         async with asyncio.timeout(10):
-            assert await proxy.process.wait() == -signal.SIGTERM
+            assert await proxy.process.wait() == 0
         assert proxy.events("worker_ended") == proxy.events("workers_killed") == []
 
 

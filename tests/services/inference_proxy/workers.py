@@ -125,7 +125,7 @@ async def workers(
             if process.returncode is None:
                 process.send_signal(signal.SIGTERM)
                 async with asyncio.timeout(START_TIMEOUT_S):
-                    await process.wait()
+                    assert await process.wait() == 0
 
 
 def session_of(worker: int, count: int = 2, *, number: int = 0) -> str:
