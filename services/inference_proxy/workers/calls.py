@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 import msgspec
+import structlog
 
 from services.inference_proxy.workers.asks import ASKS, REPLIES, AnyAsk, AnyReply
 from services.inference_proxy.workers.errors import WorkerSilent
@@ -19,6 +20,8 @@ ASKED_BYTES_MAX: Final = 1 << 20  # a few names and a state; the answer may be l
 ASK_TIMEOUT_S: Final = 5.0  # a worker that begins anew answers within it
 
 R = TypeVar("R")
+
+log = structlog.get_logger(__name__)
 
 
 class Calls:
@@ -30,7 +33,7 @@ class Calls:
     async def ask(
         self, index: int, ask: AnyAsk, kind: type[R], *, timeout_s: float = ASK_TIMEOUT_S
     ) -> R:
-        """Its reply, of ``kind``. Raises WorkerSilent."""
+        """Its reply, of ``kind``. Raises WorkerSilent, also when it died while it answered."""
         reply = await self.ask_any(index, ask, timeout_s=timeout_s)
         assert isinstance(reply, kind), f"{type(ask).__name__} got {type(reply).__name__}"
         return reply
@@ -48,9 +51,10 @@ class Calls:
             raise WorkerSilent(index, f"did not answer within {timeout_s:g} s") from exc
         except OSError as exc:
             raise WorkerSilent(index, f"broke off: {exc}") from exc
-        if not content:
-            raise WorkerSilent(index, "ended before it answered")
-        return REPLIES.decode(content)
+        try:
+            return REPLIES.decode(content)
+        except msgspec.DecodeError as exc:
+            raise WorkerSilent(index, "ended before it had answered") from exc
 
 
 async def _asked(ours: socket.socket, content: bytes) -> bytes:
@@ -75,7 +79,12 @@ async def answer(descriptor: int, handle: Callable[[AnyAsk], Awaitable[AnyReply]
             asked = await reader.read(ASKED_BYTES_MAX)
             while part := await reader.read(ASKED_BYTES_MAX):
                 asked += part
-        reply = await handle(ASKS.decode(asked))
+        try:
+            ask = ASKS.decode(asked)
+        except msgspec.DecodeError as exc:  # who asked has died meanwhile
+            log.warning("ask_lost", error=str(exc))
+            return
+        reply = await handle(ask)
         writer.write(msgspec.msgpack.encode(reply))
         with contextlib.suppress(OSError):
             await writer.drain()

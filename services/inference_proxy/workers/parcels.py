@@ -23,6 +23,7 @@ SHORT: Final = b"s"
 LONG: Final = b"l"
 CALL: Final = b"c"
 STARTED: Final = b"r"
+_DESCRIPTORS: Final = {SHORT: 1, LONG: 2, CALL: 1, STARTED: 0}
 
 log = structlog.get_logger(__name__)
 
@@ -49,6 +50,11 @@ class Parcel:
     def kind(self) -> bytes:
         """The first byte."""
         return self.data[:1]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its descriptors came with it: a process that may open no more gets fewer."""
+        return len(self.descriptors) == _DESCRIPTORS[self.kind]
 
     def received(self) -> bytes:
         """What was read from a connection."""
@@ -80,14 +86,19 @@ class Inbox:
         return cls(taking, sending)
 
     def take(self) -> Parcel | None:
-        """The next parcel, if there is one."""
-        try:
-            data, descriptors, _, _ = socket.recv_fds(
-                self.taking, RECEIVE_BYTES, 2, socket.MSG_CMSG_CLOEXEC
-            )
-        except BlockingIOError:
-            return None
-        return Parcel(data, list(descriptors))
+        """The next parcel that came whole, if there is one."""
+        while True:
+            try:
+                data, descriptors, _, _ = socket.recv_fds(
+                    self.taking, RECEIVE_BYTES, 2, socket.MSG_CMSG_CLOEXEC
+                )
+            except BlockingIOError:
+                return None
+            parcel = Parcel(data, list(descriptors))
+            if parcel.is_whole:
+                return parcel
+            log.error("parcel_lost", error="no descriptor is free")
+            parcel.close()
 
 
 class Outbox:

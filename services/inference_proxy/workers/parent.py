@@ -171,7 +171,10 @@ class Parent:
                     asked += part
                 self._do(ASKS.decode(asked))
                 caller.sendall(msgspec.msgpack.encode(Done()))
-            except OSError as exc:  # it died, or waits no longer
+            except (
+                OSError,
+                msgspec.DecodeError,
+            ) as exc:  # it died while it asked, or waits no longer
                 log.warning("ask_lost", error=str(exc))
 
     def _do(self, ask: AnyAsk) -> None:

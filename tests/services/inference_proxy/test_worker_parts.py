@@ -18,7 +18,10 @@ from services.inference_proxy.workers.merging import (
     merged_sessions,
 )
 from services.inference_proxy.workers.parcels import (
+    CALL,
     INLINE_BYTES_MAX,
+    LONG,
+    STARTED,
     Inbox,
     Outbox,
     Parcel,
@@ -79,6 +82,21 @@ async def test_a_connection_goes_on_in_the_hands_of_the_one_that_took_it() -> No
             assert not any(map(is_open, descriptors))
             assert client.recv(16) == b""
             assert inbox.take() is None
+
+
+async def test_a_parcel_whose_descriptors_did_not_fit_is_lost_and_nothing_else() -> None:
+    inbox = Inbox.create()
+    outbox, (client, server) = Outbox(inbox), socket.socketpair()
+    with client, server, inbox.taking, inbox.sending:
+        held = [os.dup(server.fileno()) for _ in range(2)]
+        for data, descriptors in ((LONG, held[:1]), (CALL, []), (STARTED + b"\0", held[1:])):
+            outbox.post(Parcel(data, list(descriptors)))
+        outbox.post(Parcel(STARTED + b"\1", []))
+        open_before = len(os.listdir("/proc/self/fd"))
+        parcel = inbox.take()
+        assert parcel is not None
+        assert parcel.data == STARTED + b"\1"
+        assert len(os.listdir("/proc/self/fd")) == open_before
 
 
 def book_of(kind: type[EngineBook]) -> EngineBook:
