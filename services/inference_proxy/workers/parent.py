@@ -3,7 +3,7 @@
 ::
 
     bind ──▶ fork all ──▶ watch ──signal──▶ ask all to end ──▶ kill the late ──▶ end
-                            │ one ended
+                            │ one ended, or hangs and is killed
                             └──▶ fork it again, later each time in a row
 
 It has one thread and no loop, so it can fork at any time. It keeps the last state that the leader
@@ -19,7 +19,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -27,13 +26,12 @@ import structlog
 
 from services.inference_proxy.workers.asks import ASKS, AnyAsk, Done, End, Keep
 from services.inference_proxy.workers.calls import ASKED_BYTES_MAX
+from services.inference_proxy.workers.child import SILENT_S_MAX, Child
 from services.inference_proxy.workers.listening import listeners
-from services.inference_proxy.workers.parcels import CALL, STARTED, Inbox, Outbox
+from services.inference_proxy.workers.parcels import BEAT, CALL, STARTED, Inbox, Outbox
 from services.inference_proxy.workers.state import SharedState
 from services.inference_proxy.workers.worker import Seat
 
-BACKOFF_S: Final = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)  # by how often in a row; the last one repeats
-LASTED_S: Final = 10.0  # who lived so long does not count as failing in a row
 END_MARGIN_S: Final = 5.0  # beyond the drain, for the last deletions
 ASK_TIMEOUT_S: Final = 1.0  # of a worker that has something to tell
 TICK_S: Final = 0.5
@@ -44,24 +42,23 @@ Work = Callable[[Seat, SharedState | None], None]
 log = structlog.get_logger(__name__)
 
 
-@dataclass(slots=True, kw_only=True)
-class Child:
-    """One worker as the parent sees it. ``pid`` is None while it waits to begin again."""
-
-    pid: int | None = None
-    begun_s: float = 0.0
-    due_s: float = 0.0
-    failures: int = 0  # in a row
-    has_started: bool = False
-
-
 class Parent:
-    """``work`` is what a worker does, called in a process of its own."""
+    """``work`` is what a worker does, called in a process of its own. One that has started and
+    then says nothing for ``silent_s_max`` is killed.
+    """
 
     def __init__(
-        self, work: Work, *, host: str, port: int, workers: int, drain_timeout_s: float
+        self,
+        work: Work,
+        *,
+        host: str,
+        port: int,
+        workers: int,
+        drain_timeout_s: float,
+        silent_s_max: float = SILENT_S_MAX,
     ) -> None:
         self._work, self._drain_timeout_s = work, drain_timeout_s
+        self._silent_s_max, self._looked_s = silent_s_max, time.monotonic()
         self._inboxes = [Inbox.create() for _ in range(workers + 1)]  # the last is the parent's
         self._listeners = listeners(host, port, workers)
         self._lifeline = socket.socketpair()
@@ -84,6 +81,7 @@ class Parent:
                 self._drop_wakeups()
                 self._read_inbox()
                 self._reap()
+                self._kill_hanging()
         self._end_all()
         if self._code is not None:
             sys.exit(self._code)
@@ -114,7 +112,7 @@ class Parent:
         now_s = time.monotonic()
         for index, child in enumerate(self._children):
             if child.pid is None and now_s >= child.due_s:
-                child.pid, child.begun_s, child.has_started = self._fork(index), now_s, False
+                child.begun(self._fork(index), now_s=now_s)
 
     def _fork(self, index: int) -> int:
         pid = os.fork()
@@ -158,6 +156,8 @@ class Parent:
                 index = parcel.data[1]
                 self._children[index].has_started = True
                 log.info("worker_started", worker=index, pid=self._children[index].pid)
+            elif parcel.kind == BEAT:
+                self._children[parcel.data[1]].heard()
             elif parcel.kind == CALL:
                 self._answer(socket.socket(fileno=parcel.descriptors.pop()))
             parcel.close()
@@ -181,14 +181,26 @@ class Parent:
         if isinstance(ask, Keep):
             self._state = ask.state
         elif isinstance(ask, End):
-            pid = self._children[ask.index].pid
-            if pid is not None:
-                os.kill(pid, signal.SIGKILL)
-                self._dying.append(pid)
-                self._bury(wait_s=KILL_WAIT_S)
-                self._ended(ask.index, -signal.SIGKILL)
+            self._kill(ask.index)
         else:
             raise AssertionError(f"the parent is not asked to {type(ask).__name__}")
+
+    def _kill_hanging(self) -> None:
+        """End those whose loop is stuck; while the parent stood still too, the machine did."""
+        now_s = time.monotonic()
+        awake_s, self._looked_s = min(now_s - self._looked_s, TICK_S), now_s
+        for index, child in enumerate(self._children):
+            if child.hangs(awake_s, silent_s_max=self._silent_s_max):
+                log.error("worker_hangs", worker=index, silent_s=round(child.silent_s))
+                self._kill(index)
+
+    def _kill(self, index: int) -> None:
+        pid = self._children[index].pid
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+            self._dying.append(pid)
+            self._bury(wait_s=KILL_WAIT_S)
+            self._ended(index, -signal.SIGKILL)
 
     def _bury(self, *, wait_s: float = 0.0) -> None:
         """Forget the killed that are gone. One that hangs in a file system serves no more."""
@@ -209,16 +221,11 @@ class Parent:
 
     def _ended(self, index: int, code: int) -> None:
         """A worker ended that nobody asked to."""
-        child, now_s = self._children[index], time.monotonic()
-        is_first = not child.has_started and not child.failures
-        has_lasted = child.has_started and now_s - child.begun_s > LASTED_S
-        child.pid = None
-        if is_first and code > 0:  # its settings, not the world: the next one would fail as well
-            self._code = code
+        child = self._children[index]
+        if child.never_began(code):
+            self._code, child.pid = code, None
             return
-        wait_s = BACKOFF_S[0 if has_lasted else min(child.failures, len(BACKOFF_S) - 1)]
-        child.failures = 1 if has_lasted else child.failures + 1
-        child.due_s = now_s + wait_s
+        wait_s = child.ended(now_s=time.monotonic())
         log.error("worker_ended", worker=index, exit_code=code, again_in_s=wait_s)
 
     def _end_all(self) -> None:

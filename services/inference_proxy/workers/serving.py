@@ -8,6 +8,7 @@ from services.inference_proxy.app import create_app, reasons_not_ready
 from services.inference_proxy.config import ProxySettings
 from services.inference_proxy.workers.answering import Answering
 from services.inference_proxy.workers.calls import Calls
+from services.inference_proxy.workers.child import SILENT_S_MAX
 from services.inference_proxy.workers.parent import Parent
 from services.inference_proxy.workers.state import SharedState
 from services.inference_proxy.workers.team import Member
@@ -17,8 +18,8 @@ from services.kit.memory import settle
 from services.kit.run import serve
 
 
-def serve_proxy(settings: ProxySettings) -> None:
-    """Until SIGTERM or SIGINT."""
+def serve_proxy(settings: ProxySettings, *, silent_s_max: float = SILENT_S_MAX) -> None:
+    """Until SIGTERM or SIGINT. A worker that hangs for ``silent_s_max`` is replaced."""
     if settings.workers == 1:
         app = create_app(settings)
         settle()
@@ -31,6 +32,7 @@ def serve_proxy(settings: ProxySettings) -> None:
         port=settings.port,
         workers=settings.workers,
         drain_timeout_s=settings.drain_timeout_s,
+        silent_s_max=silent_s_max,
     ).run()
 
 

@@ -12,8 +12,10 @@ from starlette.types import ASGIApp
 
 from services.inference_proxy.workers.answering import Answering
 from services.inference_proxy.workers.calls import answer
+from services.inference_proxy.workers.child import BEAT_S
 from services.inference_proxy.workers.guard import Guard
 from services.inference_proxy.workers.parcels import (
+    BEAT,
     CALL,
     STARTED,
     Inbox,
@@ -70,7 +72,8 @@ class WorkerServer(uvicorn.Server):
         self._answering = self._make_answering()
         asyncio.get_running_loop().add_reader(self._seat.lifeline.fileno(), self._orphaned)
         read(self._seat.inbox, self._take)
-        self._seat.outboxes[-1].post(Parcel(STARTED + bytes([self._seat.index]), []))
+        self._tell_parent(STARTED)
+        self._own(self._beat())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take nothing more from others, then end as a server does."""
@@ -79,6 +82,15 @@ class WorkerServer(uvicorn.Server):
         for call in self._calls:
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
+
+    def _tell_parent(self, kind: bytes) -> None:
+        self._seat.outboxes[-1].post(Parcel(kind + bytes([self._seat.index]), []))
+
+    async def _beat(self) -> None:
+        """Say that the loop runs, until cancelled."""
+        while True:
+            self._tell_parent(BEAT)
+            await asyncio.sleep(BEAT_S)
 
     def _take(self, parcel: Parcel) -> None:
         if parcel.kind != CALL:

@@ -97,6 +97,24 @@ async def test_a_worker_that_does_not_follow_is_replaced_before_a_report_is_answ
         assert await rollout(proxy, session_of(1), turns=1) == [5]
 
 
+SOON_MISSED = """
+from services.inference_proxy.config import ProxySettings
+from services.inference_proxy.workers.serving import serve_proxy
+
+serve_proxy(ProxySettings(), silent_s_max=3.0)
+"""
+
+
+async def test_a_worker_that_hangs_is_replaced_also_when_nothing_changes(tmp_path: Path) -> None:
+    async with workers({"e0": StubEngine()}, tmp_path, main=("-c", SOON_MISSED)) as proxy:
+        for worker in (1, 0):
+            os.kill(proxy.pid(worker), signal.SIGSTOP)
+            # Nobody asks it anything; what arrives waits for the next in its place.
+            assert await rollout(proxy, session_of(worker), turns=1) == [0]
+        for event in ("worker_hangs", "worker_ended"):
+            assert [each["worker"] for each in proxy.events(event)] == [1, 0]
+
+
 async def test_a_told_end_lets_requests_finish_in_every_worker(tmp_path: Path) -> None:
     engine = StubEngine(hold=asyncio.Event())
     async with workers({"e0": engine}, tmp_path) as proxy:

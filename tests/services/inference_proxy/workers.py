@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +84,7 @@ async def workers(
     *,
     count: int = 2,
     has_root: bool = True,
+    main: Sequence[str] = ("-m", "services.inference_proxy"),
     **settings: object,
 ) -> AsyncIterator[Workers]:
     """``count`` workers. Ended at last, and checked to have ended in order."""
@@ -111,8 +112,7 @@ async def workers(
         with log.open("w") as output:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-m",
-                "services.inference_proxy",
+                *main,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
                 cwd=ROOT,
                 stderr=output,
