@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol, which also tells an application what ASGI has no words for.
+"""The server's side of a connection, which tells an application what ASGI has no words for.
 
 By ASGI alone an answer is two messages, which go out as two packets, and only who waits in
 ``receive`` learns that the client has left, which takes a task for each request. Here it is one
@@ -11,13 +11,12 @@ from typing import Final, Protocol
 from weakref import ref
 
 from starlette.types import Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from services.kit.problems import HeadTooLarge, render
+from services.kit.heads import BoundedProtocol
 
 EXTENSION: Final = "sideband.caller"  # of the ASGI scope
 START: Final = "http.response.start"
-HEAD_BYTES_MAX: Final = 64 << 10  # of a request's line and headers, with what separates them
 JOINED_BYTES_MAX: Final = 64 << 10  # of a body; copying a larger one costs more than a write
 
 
@@ -77,67 +76,11 @@ class PlainCaller:
         tell()
 
 
-class CallerProtocol(HttpToolsProtocol):
-    """One connection of a client; its requests are answered one after the other.
-
-    A head of more than ``HEAD_BYTES_MAX`` is a 431 and starts nothing, in however many parts it
-    comes. One that is not whole yet is refused when so many bytes of it were read, or a part later.
-    """
+class CallerProtocol(BoundedProtocol):
+    """One connection of a client, which is told of to whoever answers it."""
 
     watching: ServedCaller | None = None  # the latest; of two requests the later one runs
     is_lost = False
-    _is_in_head = False  # a head has begun whose end was not read
-    _part_bytes = 0  # of what was read last
-    _head_least = _head_most = 0  # bytes of that head: in parts of nothing else, and of any
-    is_refused = False  # nothing more is read of this connection
-
-    def data_received(self, data: bytes) -> None:
-        """Called by the loop."""
-        if self.is_refused:
-            return  # a client that still sends would be cut off before it has read the answer
-        self._part_bytes = len(data)
-        if self._is_in_head:
-            self._head_most += self._part_bytes
-        super().data_received(data)
-        if self._is_in_head:
-            self._head_least += self._part_bytes
-            if self._head_least > HEAD_BYTES_MAX:
-                self.refuse_head()
-
-    def on_message_begin(self) -> None:
-        """Called by the parser."""
-        super().on_message_begin()
-        self._is_in_head = True
-        # The part that it begins in may hold a body before it: that one does not count as read.
-        self._head_least, self._head_most = -self._part_bytes, self._part_bytes
-
-    def send_400_response(self, msg: str) -> None:
-        """Called for what the parser, or a callback of it, does not take."""
-        if self._is_in_head and self._is_head_too_large():
-            self.refuse_head()
-        else:
-            self._is_in_head = False
-            super().send_400_response(msg)
-
-    def _is_head_too_large(self) -> bool:
-        if self._head_most <= HEAD_BYTES_MAX:
-            return False
-        line_bytes = len(self.parser.get_method()) + len(self.url) + len("  HTTP/1.1\r\n\r\n")
-        return line_bytes + sum(len(n) + len(v) + 4 for n, v in self.headers) > HEAD_BYTES_MAX
-
-    def refuse_head(self) -> None:
-        """Say that it is too large, and close when the client does, or soon."""
-        detail = f"the request line and headers have more than {HEAD_BYTES_MAX} bytes"
-        answer = render(HeadTooLarge(detail), "")
-        headers = [*self.server_state.default_headers, *answer.raw_headers]
-        lines = [b"%b: %b\r\n" % header for header in [*headers, (b"connection", b"close")]]
-        head = b"".join([STATUS_LINE[answer.status_code], *lines, b"\r\n"])
-        self.transport.write(head + bytes(answer.body))
-        self.is_refused, self._is_in_head = True, False
-        self._unset_keepalive_if_required()
-        self.timeout_keep_alive_task = self.loop.call_later(
-            self.timeout_keep_alive, self.timeout_keep_alive_handler
-        )
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by the loop, once. The type is uvicorn's, which is narrower than asyncio's."""
@@ -148,9 +91,6 @@ class CallerProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """A request begins: its task runs from the loop's next turn on."""
-        if self._is_head_too_large():
-            raise HeadTooLarge("told by send_400_response, as all that stops the parser")
-        self._is_in_head = False
         super().on_headers_complete()
         self.scope["extensions"] = self._extensions
 

@@ -10,7 +10,8 @@ import httptools
 
 from services.inference_proxy.workers.parcels import Outbox, Parcel
 from services.inference_proxy.workers.places import place_of_head
-from services.kit.server import HEAD_BYTES_MAX, CallerProtocol
+from services.kit.heads import HEAD_BYTES_MAX
+from services.kit.server import CallerProtocol
 
 HEAD_END: Final = b"\r\n\r\n"
 EMPTY_LINES: Final = b"\r\n"  # that clients may send before a request
@@ -27,7 +28,6 @@ class WorkerProtocol(CallerProtocol):
         self._handed = handed  # what another worker has read of the first request
         self._head = b""  # of a request whose head is not whole yet
         self._reading: httptools.HttpRequestParser | None = None  # has read just that
-        self._is_between = True  # no request has begun whose end was not read
 
     def connection_made(self, transport: Any) -> None:
         """It begins, or goes on here."""
@@ -35,16 +35,6 @@ class WorkerProtocol(CallerProtocol):
         if self._handed:
             handed, self._handed = self._handed, b""
             super().data_received(handed)
-
-    def on_message_begin(self) -> None:
-        """Called by the parser."""
-        self._is_between = False
-        super().on_message_begin()
-
-    def on_message_complete(self) -> None:
-        """Called by the parser."""
-        self._is_between = True
-        super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request: of its begin, or of one that is served here."""

@@ -1,8 +1,7 @@
 """Our own server's side of a connection: whole answers in one write, and clients that leave."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from itertools import pairwise
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pytest
@@ -11,7 +10,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from services.kit.server import (
-    HEAD_BYTES_MAX,
     JOINED_BYTES_MAX,
     START,
     CallerProtocol,
@@ -233,74 +231,6 @@ async def test_under_another_server_a_task_watches() -> None:
     await settled()
     assert told == [None]
     caller.unwatch()
-
-
-def head_of(size_bytes: int, lines: int) -> bytes:
-    """A request without a body, of so many bytes, most of them in ``lines`` headers."""
-    start = b"GET / HTTP/1.1\r\nhost: x\r\n"
-    most = b"x-pad: 1234\r\n" * (lines - 1) + b"x-pad: "
-    rest = size_bytes - len(start) - len(most) - len(b"\r\n\r\n")
-    return start + most + b"x" * rest + b"\r\n\r\n"
-
-
-@pytest.mark.parametrize("lines", [1, 1000])
-@pytest.mark.parametrize(
-    "cuts",
-    [
-        (),
-        (9,),
-        (60_000,),
-        (9, 60_000),
-        (30_000, 60_000, 90_000),
-        range(0, HEAD_BYTES_MAX, 999),
-    ],
-)
-@pytest.mark.parametrize(("over_bytes", "status"), [(0, 200), (1, 431), (200_000, 431)])
-async def test_a_head_is_served_up_to_its_limit_in_whatever_parts(
-    over_bytes: int, status: int, cuts: Sequence[int], lines: int
-) -> None:
-    protocol, transport = connected(answering(send_whole=True))
-    head = head_of(HEAD_BYTES_MAX + over_bytes, lines)
-    for start, stop in pairwise([0, *cuts, len(head)]):
-        protocol.data_received(head[start:stop])
-    await settled()
-    assert len(transport.parts) == 1
-    assert transport.parts[0].startswith(b"HTTP/1.1 %d " % status)
-    assert (b'"code":"head_too_large"' in transport.parts[0]) == (status == 431)
-
-
-async def test_what_is_no_head_is_a_400_however_much_comes() -> None:
-    protocol, transport = connected(answering(send_whole=True))
-    for part in (b"GET / HTTP/1.1\r\nhost", b": x\r\n\0bad" + b"x" * LARGE):
-        protocol.data_received(part)
-    assert transport.is_closed
-    assert b"".join(transport.parts).count(b"HTTP/1.1 ") == 1
-    assert transport.parts[0].startswith(b"HTTP/1.1 400 ")
-
-
-async def test_a_head_without_end_is_refused_and_read_no_further() -> None:
-    protocol, transport = connected(answering(send_whole=True))
-    protocol.data_received(b"GET / HTTP/1.1\r\nx-pad: ")
-    for _ in range(HEAD_BYTES_MAX // 1024):
-        protocol.data_received(b"x" * 1024)
-    assert transport.parts == []
-    for _ in range(100):
-        protocol.data_received(b"x" * 1024)
-    assert len(transport.parts) == 1
-    assert transport.parts[0].startswith(b"HTTP/1.1 431 ")
-    assert not transport.is_closed  # a client that sends reads the answer first
-    protocol.timeout_keep_alive_handler()
-    assert transport.is_closed
-
-
-@pytest.mark.parametrize("cut", [0, 20])
-async def test_a_body_is_no_part_of_the_head_that_follows_it(cut: int) -> None:
-    protocol, transport = connected(waiting(nothing))
-    first = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % LARGE + b"x" * LARGE
-    for part in (first[:cut], first[cut:] + GET[:9], GET[9:]):
-        protocol.data_received(part)
-    await settled()
-    assert b"".join(transport.parts).count(b"\r\n\r\nhello") == 2
 
 
 async def nothing(_scope: Scope, _receive: Receive, _send: Send) -> None:

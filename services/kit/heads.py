@@ -1,0 +1,142 @@
+"""uvicorn's HTTP protocol, with bounds on what is no body and one reading of every request.
+
+A server that takes bytes for another request, or for other headers, than a proxy in front of it
+does would let one client's bytes speak for another. So:
+
+- a head of more than ``HEAD_BYTES_MAX`` is a 431 and starts nothing, in however many parts it
+  comes; one that is not whole yet is refused when so many bytes of it were read, or a part later;
+- fields behind a chunked body are no headers: they are dropped, and bounded like a head;
+- nothing is upgraded: the parser takes a body for what follows such a request, so one that has a
+  body is a 400, and any other is the last of its connection;
+- what is wrong with a request is not said in place of the answer to an earlier one: that one is
+  still given, then the connection ends.
+"""
+
+from typing import Final
+
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from services.kit.problems import HeadTooLarge, render
+
+HEAD_BYTES_MAX: Final = 64 << 10  # of a request's line and headers, with what separates them
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection of a client; its requests are answered one after the other."""
+
+    is_refused = False  # nothing more is read of this connection
+    _is_in_head = False  # a head has begun whose end was not read
+    _is_between = True  # no request has begun whose end was not read
+    _part_bytes = 0  # of what was read last
+    _head_least = _head_most = 0  # bytes of that head: in parts of nothing else, and of any
+    _bare_bytes = 0  # of parts in a row that held nothing of a body where one was due
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the loop."""
+        if self.is_refused:
+            return  # a client that still sends would be cut off before it has read the answer
+        self._part_bytes = len(data)
+        if self._is_in_head:
+            self._head_most += self._part_bytes
+        self._bare_bytes += self._part_bytes
+        super().data_received(data)
+        if self._is_in_head:
+            self._head_least += self._part_bytes
+            if self._head_least > HEAD_BYTES_MAX:
+                self.refuse_head()
+        elif not self._is_between and self._bare_bytes > HEAD_BYTES_MAX:
+            self.logger.warning("fields behind a body have more than %d bytes", HEAD_BYTES_MAX)
+            self._close()
+
+    def on_message_begin(self) -> None:
+        """Called by the parser."""
+        super().on_message_begin()
+        self._is_between, self._is_in_head = False, True
+        # The part that it begins in may hold a body before it: that one does not count as read.
+        self._head_least, self._head_most = -self._part_bytes, self._part_bytes
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser, also for what follows a body."""
+        if self._is_in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Called by the parser: a request begins."""
+        if self._is_head_too_large():
+            raise HeadTooLarge("told by send_400_response, as all that stops the parser")
+        is_last = self.parser.should_upgrade()
+        if is_last and _has_body(self.headers):
+            raise ValueError("no body goes with an upgrade: told by send_400_response")
+        self._is_in_head, self._bare_bytes = False, 0
+        super().on_headers_complete()
+        if is_last:
+            self.cycle.keep_alive, self.is_refused = False, True
+
+    def on_body(self, body: bytes) -> None:
+        """Called by the parser."""
+        self._bare_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Called by the parser."""
+        self._is_between = True
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Called for what the parser, or a callback of it, does not take."""
+        if self._is_in_head and self._is_head_too_large():
+            self.refuse_head()
+        elif not self._ends_after_answers():
+            self.is_refused, self._is_in_head = True, False
+            super().send_400_response(msg)
+
+    def refuse_head(self) -> None:
+        """Say that it is too large, and close when the client does, or soon."""
+        if self._ends_after_answers():
+            return
+        detail = f"the request line and headers have more than {HEAD_BYTES_MAX} bytes"
+        answer = render(HeadTooLarge(detail), "")
+        headers = [*self.server_state.default_headers, *answer.raw_headers]
+        lines = [b"%b: %b\r\n" % header for header in [*headers, (b"connection", b"close")]]
+        head = b"".join([STATUS_LINE[answer.status_code], *lines, b"\r\n"])
+        self.transport.write(head + bytes(answer.body))
+        self.is_refused, self._is_in_head = True, False
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Called for every such request; no log is for a client to fill."""
+
+    def _ends_after_answers(self) -> bool:
+        """Whether something else is due first: then that is the last thing said."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or cycle.response_complete:
+            return False
+        if self._is_between or self._is_in_head:  # the fault is in none that is being answered
+            cycle.keep_alive, self.is_refused, self._is_in_head = False, True, False
+        elif self.pipeline or cycle.response_started:
+            self._close()
+        else:
+            return False
+        return True
+
+    def _close(self) -> None:
+        self.is_refused = True
+        self.transport.close()
+
+    def _is_head_too_large(self) -> bool:
+        if self._head_most <= HEAD_BYTES_MAX:
+            return False
+        line_bytes = len(self.parser.get_method()) + len(self.url) + len("  HTTP/1.1\r\n\r\n")
+        return line_bytes + sum(len(n) + len(v) + 4 for n, v in self.headers) > HEAD_BYTES_MAX
+
+
+def _has_body(headers: list[tuple[bytes, bytes]]) -> bool:
+    named = dict(headers)
+    return b"transfer-encoding" in named or named.get(b"content-length", b"0") != b"0"
