@@ -19,7 +19,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from services.kit import problems
 from services.kit.auth import TokenCheck, Tokens
 from services.kit.middleware import BodyLimit, RequestLog, RequestMetrics
-from services.kit.problems import Forbidden, Problem, Unauthorized, contained, responses
+from services.kit.problems import (
+    Forbidden,
+    HeadTooLarge,
+    Problem,
+    Unauthorized,
+    contained,
+    described,
+    responses,
+)
 from services.kit.server import WholeSend, protocol_of
 from services.kit.settings import ServiceSettings
 
@@ -126,6 +134,7 @@ def build_app(
         description=description,
         version=metadata.version("sideband"),
         lifespan=_with_tokens(lifespan, tokens),
+        responses=described(HeadTooLarge),
     )
     app.tokens = tokens
     problems.install(app)

@@ -14,13 +14,14 @@ does would let one client's bytes speak for another. So:
 
 from typing import Final
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
     RequestResponseCycle,
 )
 
-from services.kit.problems import HeadTooLarge, render
+from services.kit.problems import SHOWN_CHARACTERS_MAX, HeadTooLarge, render
 
 HEAD_BYTES_MAX: Final = 64 << 10  # of a request's line and headers, with what separates them
 
@@ -99,7 +100,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._ends_after_answers():
             return
         detail = f"the request line and headers have more than {HEAD_BYTES_MAX} bytes"
-        answer = render(HeadTooLarge(detail), "")
+        answer = render(HeadTooLarge(detail), _path_of(self._target()))
         headers = [*self.server_state.default_headers, *answer.raw_headers]
         lines = [b"%b: %b\r\n" % header for header in [*headers, (b"connection", b"close")]]
         head = b"".join([STATUS_LINE[answer.status_code], *lines, b"\r\n"])
@@ -112,6 +113,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _unsupported_upgrade_warning(self) -> None:
         """Called for every such request; no log is for a client to fill."""
+
+    def _target(self) -> bytes:
+        """What the request that is read asks for, as far as it came."""
+        return self.url
 
     def _ends_after_answers(self) -> bool:
         """Whether something else is due first: then that is the last thing said."""
@@ -135,6 +140,16 @@ class BoundedProtocol(HttpToolsProtocol):
             return False
         line_bytes = len(self.parser.get_method()) + len(self.url) + len("  HTTP/1.1\r\n\r\n")
         return line_bytes + sum(len(n) + len(v) + 4 for n, v in self.headers) > HEAD_BYTES_MAX
+
+
+def _path_of(target: bytes) -> str:
+    """The path of a request's target, or its begin."""
+    target = target[:SHOWN_CHARACTERS_MAX]
+    try:
+        path = httptools.parse_url(target).path or b""
+    except httptools.HttpParserInvalidURLError:
+        path = target.partition(b"?")[0]
+    return path.decode("latin-1")
 
 
 def _has_body(headers: list[tuple[bytes, bytes]]) -> bool:

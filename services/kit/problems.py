@@ -81,9 +81,13 @@ class ProblemBody(BaseModel):
 
 def responses(*kinds: type[Problem]) -> dict[int | str, dict[str, Any]]:
     """OpenAPI ``responses`` for an endpoint that may raise these kinds, and the kit's own."""
+    return described(*kinds, InvalidRequest, BodyTooLarge)
+
+
+def described(*kinds: type[Problem]) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI ``responses`` of just these kinds."""
     by_status: dict[int, list[type[Problem]]] = {}
-    every: tuple[type[Problem], ...] = (*kinds, InvalidRequest, BodyTooLarge)
-    for kind in every:
+    for kind in kinds:
         by_status.setdefault(kind.status, []).append(kind)
     return {
         status: {

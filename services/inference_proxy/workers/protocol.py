@@ -66,6 +66,11 @@ class WorkerProtocol(CallerProtocol):
             return False
         return True
 
+    def _target(self) -> bytes:
+        """What the request that is read asks for, as far as it came."""
+        words = self._head.split(b" ", 2)
+        return words[1] if len(words) > 1 else super()._target()
+
     def _hand_over(self, worker: int, data: bytes) -> bool:
         """Whether it went: not while bytes of an answer wait for the client."""
         transport = self.transport

@@ -49,3 +49,20 @@ async def test_a_head_has_one_limit_whoever_it_belongs_to(tmp_path: Path, count:
                 for pad_bytes, status in ((50_000, b"200 OK"), (300_000, b"431 Request Header")):
                     request = head + b"x" * pad_bytes + b"\r\n\r\n" + body
                     assert (await said(proxy, request)).startswith(b"HTTP/1.1 " + status)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_refused_head_names_its_own_path(tmp_path: Path, count: int) -> None:
+    async with workers({"e0": StubEngine()}, tmp_path, count=count) as proxy:
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        for request in (
+            b"GET /healthz HTTP/1.1\r\nHost: proxy\r\n\r\n",
+            b"GET /version?a=1 HTTP/1.1\r\nX-Pad: " + b"x" * 300_000,
+        ):
+            writer.write(request)
+            async with asyncio.timeout(10):
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0])
+                body = orjson.loads(await reader.readexactly(length))
+        assert (body["code"], body["instance"]) == ("head_too_large", "/version")
+        writer.close()

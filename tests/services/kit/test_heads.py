@@ -8,6 +8,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from services.kit.heads import HEAD_BYTES_MAX
+from services.kit.problems import SHOWN_CHARACTERS_MAX, ProblemBody
 from services.kit.server import START, CallerProtocol
 from tests.services.kit.test_server import (
     GET,
@@ -187,6 +188,26 @@ async def test_a_head_is_served_up_to_its_limit_in_whatever_parts(
     assert len(transport.parts) == 1
     assert transport.parts[0].startswith(b"HTTP/1.1 %d " % status)
     assert (b'"code":"head_too_large"' in transport.parts[0]) == (status == 431)
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        (b"/v1/run?limit=3", "/v1/run"),
+        (b"http://feed/v1/run", "/v1/run"),
+        (b"*", "*"),
+        (b"/" + b"y" * 60_000, "/" + "y" * (SHOWN_CHARACTERS_MAX - 1)),
+    ],
+)
+@pytest.mark.parametrize("size", [999, 10**6])
+async def test_the_refusal_of_a_head_is_a_problem_that_names_its_path(
+    target: bytes, path: str, size: int
+) -> None:
+    protocol, transport = connected(answering(send_whole=True))
+    await fed(protocol, *cut(TOO_LARGE.replace(b" / ", b" %b " % target), size))
+    answer = b"".join(transport.parts)
+    body = ProblemBody.model_validate_json(answer.partition(b"\r\n\r\n")[2])
+    assert (body.status, body.code, body.instance) == (431, "head_too_large", path)
 
 
 async def test_what_is_no_head_is_a_400_however_much_comes() -> None:
