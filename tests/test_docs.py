@@ -12,9 +12,11 @@ import pytest
 
 import sideband
 from services.kit.documents import SERVICES, document, settings_page
+from sideband.engines.vllm.settings import NAMES, PREFIX
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PRESENT = [page for page in PAGES if page.name != "CHANGELOG.md"]  # it tells of the past too
 OPEN_TO_ALL = {"/healthz", "/readyz", "/version", "/metrics"}
 
 
@@ -22,14 +24,48 @@ def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as links name them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_a_page_names_only_targets_and_files_that_exist(page: Path) -> None:
+def test_a_page_names_only_targets_and_places_that_exist(page: Path) -> None:
     text = page.read_text()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     named = set(re.findall(r"`make ([a-z-]+)", text))
     assert named <= targets
-    for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", text):
-        assert (page.parent / link).exists(), link
+    for link, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
+        place = page.parent / link if link else page
+        assert place.exists(), link
+        assert not anchor or anchor in anchors(place), f"{link}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PRESENT, ids=name)
+def test_a_page_names_only_settings_that_exist(page: Path) -> None:
+    word = r"SIDEBAND_[A-Z][A-Z_]*[A-Z]"
+    known = set(re.findall(word, settings_page())) | {PREFIX + own for own in NAMES}
+    for file in ("Makefile", "docker-compose.yml"):
+        known |= set(re.findall(word, (ROOT / file).read_text()))
+    assert set(re.findall(word, page.read_text())) <= known
+
+
+@pytest.mark.parametrize("page", PRESENT, ids=name)
+def test_a_page_names_only_routes_that_exist(page: Path) -> None:
+    known = {("GET", "/inference/v1/sideband")}  # of an engine with the plugin
+    for service in SERVICES:
+        known |= {(method.upper(), path) for path, method, _ in operations(service)}
+    named = re.findall(r"`(GET|POST|PUT|DELETE) (/[^`?]*)", page.read_text())
+    assert set(named) <= known
+
+
+@pytest.mark.parametrize("page", PRESENT, ids=name)
+def test_a_page_names_only_metrics_that_exist(page: Path) -> None:
+    known = "".join((ROOT / "services" / s / "metrics.py").read_text() for s in SERVICES)
+    word = r"`((?:proxy|orchestrator|feed)_\w+_(?:total|seconds|bytes|fraction))\b"
+    gone = {found for found in re.findall(word, page.read_text()) if found not in known}
+    assert not gone
 
 
 def test_the_readme_example_uses_the_library_as_it_is() -> None:

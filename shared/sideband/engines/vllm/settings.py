@@ -16,7 +16,7 @@ from sideband.payload.encodings import DEFAULT_ENCODINGS, ROUTING_ENCODINGS, Enc
 PREFIX: Final = "SIDEBAND_VLLM_"
 WRITE_THREADS_MAX: Final = 64
 _MINOR: Final = re.compile(r"[0-9]{1,3}\.[0-9]{1,4}")
-_KNOWN: Final = ("PAYLOAD_ROOT", "WRITE_THREADS", "ACCEPT_VERSION", "ROUTING_ENCODING")
+NAMES: Final = ("PAYLOAD_ROOT", "WRITE_THREADS", "ACCEPT_VERSION", "ROUTING_ENCODING")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +39,9 @@ def read_settings(variables: Mapping[str, str]) -> PluginSettings:
         for name, value in variables.items()
         if name.startswith(PREFIX) and value != ""
     }
-    stray = sorted(own.keys() - set(_KNOWN))
+    stray = sorted(own.keys() - set(NAMES))
     if stray:
-        raise InvalidInput(PREFIX + stray[0], own[stray[0]], f"must be one of {', '.join(_KNOWN)}")
+        raise InvalidInput(PREFIX + stray[0], own[stray[0]], f"must be one of {', '.join(NAMES)}")
     root = own.get("PAYLOAD_ROOT")
     if root is not None and not Path(root).is_absolute():
         raise InvalidInput(f"{PREFIX}PAYLOAD_ROOT", root, "must be an absolute path")
