@@ -1,4 +1,4 @@
-# Every target sets up what it needs. CI calls `make check`, nothing else.
+# Every target sets up what it needs. CI (.ci/run) calls targets of this file, `make check` first.
 PYTHON ?= python3
 # SIDEBAND_TORCH=0 leaves torch out: its tests are then skipped by name.
 SIDEBAND_TORCH ?= 1
@@ -81,7 +81,7 @@ lint: .venv/.ready ## ruff: format and rules
 types: torch ## mypy strict over library, services, simulation, examples and tests
 	$(BIN)/mypy $(TYPES_WITHOUT_TORCH)
 
-check: lint types test ## exactly what CI runs
+check: lint types test ## what CI runs first, and what must be green before a push
 
 openapi: .venv/.ready ## write docs/openapi and docs/settings.md
 	$(BIN)/python -m services.kit.documents docs
