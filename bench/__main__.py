@@ -18,13 +18,13 @@ console = Console()
 
 
 def main(
-    full: Annotated[bool, typer.Option("--full", help="the big rows, more rounds")] = False,
-    tiny: Annotated[bool, typer.Option("--tiny", help="only to see that every row runs")] = False,
-    only: Annotated[list[str] | None, typer.Option(help="run this row (repeatable)")] = None,
+    full: Annotated[bool, typer.Option("--full", help="The big rows, more rounds.")] = False,
+    tiny: Annotated[bool, typer.Option("--tiny", help="Only to see that every row runs.")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="Run this row (repeatable).")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="folder that gets performance.md and performance/")
+        Path | None, typer.Option(help="Folder that gets performance.md and performance/.")
     ] = None,
-    list_rows: Annotated[bool, typer.Option("--list", help="name the rows and stop")] = False,
+    list_rows: Annotated[bool, typer.Option("--list", help="Name the rows and stop.")] = False,
 ) -> None:
     """Measure Sideband beside the inline path and the machine's limits."""
     chosen = [row for row in rows() if not only or row.name in only]

@@ -1,4 +1,4 @@
-"""Commands: the demo, and the check without its trimmings."""
+"""Real services, simulated environment, engines and ranks: what the ranks get is checked."""
 
 import asyncio
 import shutil
@@ -17,17 +17,20 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from sideband.errors import SidebandError
 from simulation.checker import CheckPlan, Result, check_all
 from simulation.checker import Progress as ProgressFunction
 from simulation.corruption import Corruption
 from simulation.crash_check import check_crashes
 from simulation.live_check import check_live
+from simulation.models import NAMES, load_shape
 from simulation.plan import Scenario
 from simulation.tables import costs, print_checks, print_costs, print_engines
 from simulation.topology import TOPOLOGIES
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 LIVE_WORK = 60  # units of progress of the live run
+MODEL = "sim-uint8, sim-uint16 or a config.json"
 
 Out = Annotated[Path, typer.Option(help="Folder for logs, results and the plot; made anew.")]
 Seed = Annotated[int, typer.Option(help="Decides every token, row and mask.")]
@@ -36,7 +39,10 @@ Groups = Annotated[int, typer.Option(min=1, help="Groups of four rollouts, per m
 
 @app.command()
 def demo(out: Out = Path("demo-out"), seed: Seed = 0, groups: Groups = 12) -> None:
-    """The whole path on this machine: five ways, two models, six topologies, one live run."""
+    """The whole path on this machine: five ways, two models, six topologies, one live run.
+
+    Exit status 1 when anything differs from the seeded truth.
+    """
     plan = CheckPlan(out=_made_anew(out), scenario=Scenario(seed=seed, groups=groups))
     result = _checked(plan, with_live=True)
     from simulation.plot import write_plot  # matplotlib: only here, and after the work
@@ -56,20 +62,22 @@ def check(
     out: Out = Path("demo-out"),
     seed: Seed = 0,
     groups: Groups = 3,
-    model: Annotated[list[str] | None, typer.Option(help="Both by default.")] = None,
-    topologies: Annotated[int, typer.Option(min=1, help="Only so many topologies.")] = 6,
+    model: Annotated[
+        list[str] | None, typer.Option(help=f"{MODEL} (repeatable); both by default.")
+    ] = None,
+    topologies: Annotated[int, typer.Option(min=1, help="The first so many topologies.")] = 6,
     corrupt: Annotated[
-        str, typer.Option(help="file, segment, row, mask or score: to be found.")
+        str, typer.Option(help="Damage a file, segment, row, mask or score: it must be found.")
     ] = ("none"),
     live: Annotated[bool, typer.Option(help="A live run as well.")] = False,
     workers: Annotated[int, typer.Option(min=1, help="Processes of each proxy.")] = 1,
 ) -> None:
-    """Only the checks, smaller; ends with 1 when anything differs."""
+    """Only the checks of the demo, smaller. Exit status 1 when anything differs."""
     if corrupt not in get_args(Corruption):
         raise typer.BadParameter(f"must be one of {', '.join(get_args(Corruption))}")
     plan = CheckPlan(
         out=_made_anew(out),
-        models=tuple(model or ("sim-uint8", "sim-uint16")),
+        models=_known(*(model or NAMES)),
         scenario=Scenario(seed=seed, groups=groups),
         topologies=TOPOLOGIES[:topologies],
         corruption=cast("Corruption", corrupt),
@@ -85,12 +93,12 @@ def crash(
     out: Out = Path("crash-out"),
     seed: Seed = 0,
     groups: Groups = 24,
-    model: Annotated[str, typer.Option(help="Which model.")] = "sim-uint16",
+    model: Annotated[str, typer.Option(help=f"{MODEL}.")] = "sim-uint16",
 ) -> None:
-    """A live run in which every process is killed at least once; ends with 1 if it shows."""
+    """A live run in which every process is killed at least once. Exit status 1 if it shows."""
     plan = CheckPlan(out=_made_anew(out), scenario=Scenario(seed=seed, groups=groups))
     result = Result()
-    killer = asyncio.run(check_crashes(plan, result, model=model))
+    killer = asyncio.run(check_crashes(plan, result, model=_known(model)[0]))
     console = Console()
     print_checks(console, result.checks)
     killed = ", ".join(f"{name} {count}" for name, count in sorted(killer.killed.items()))
@@ -150,6 +158,16 @@ def write_results(plan: CheckPlan, result: Result, *, elapsed_s: float) -> None:
 
 
 MARKER = ".simulation-out"
+
+
+def _known(*models: str) -> tuple[str, ...]:
+    """The same; BadParameter where one is no model."""
+    for model in models:
+        try:
+            load_shape(model)
+        except SidebandError as exc:
+            raise typer.BadParameter(str(exc), param_hint="--model") from exc
+    return models
 
 
 def _made_anew(out: Path) -> Path:

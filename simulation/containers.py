@@ -171,7 +171,7 @@ def checker(
     seed: Seed = 0,
     groups: Groups = 6,
 ) -> None:
-    """Compare what the ranks got with the seeded truth; ends with 1 when anything differs."""
+    """Compare what the ranks got with the seeded truth; exit status 1 when anything differs."""
     checks = Checks()
     truth = Truth(load_shape(model), seed=seed)
     plans = make_plan(Scenario(seed=seed, groups=groups))

@@ -1,4 +1,4 @@
-"""Commands: train and compare, and measure on answers of a real engine."""
+"""A small mixture-of-experts model, trained on what ``RankFeed`` gives; see docs/trainer.md."""
 
 import asyncio
 from pathlib import Path
@@ -34,7 +34,10 @@ def train(
         Path, typer.Option(help="The model's config.json.", exists=True)
     ] = DEFAULT_CONFIG,
 ) -> None:
-    """Train with DP 2 × CP 2 ranks under torchrun, beside a single process; 1 when they differ."""
+    """Train with DP 2 × CP 2 ranks under torchrun, and in one process beside them.
+
+    Exit status 1 when loss or gradients differ.
+    """
     torch.set_num_threads(THREADS)
     layouts: tuple[Layout, ...] = ("contiguous", "zigzag") if layout == "both" else (layout,)
     plan = Plan(
