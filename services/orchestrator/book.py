@@ -197,6 +197,7 @@ class Book:
         record = RunRecord(
             phase=self.run.phase.value,
             reason=self.run.reason,
+            stopped_in=None if self.run.stopped_in is None else self.run.stopped_in.value,
             leases_until_s=self.run.leases_until_s,
             drain_until_s=self.run.drain_until_s,
             policy_version=self.policy_version,

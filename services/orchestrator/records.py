@@ -208,6 +208,7 @@ class RunRecord:
 
     phase: str
     reason: str
+    stopped_in: str | None
     leases_until_s: float | None
     drain_until_s: float | None
     policy_version: int | None

@@ -31,6 +31,7 @@ def restore(records: Records, rules: Rules) -> tuple[Book, Change]:
     book.run = Run(
         phase=Phase(run.phase),
         reason=run.reason,
+        stopped_in=None if run.stopped_in is None else Phase(run.stopped_in),
         leases_until_s=run.leases_until_s,
         drain_until_s=run.drain_until_s,
     )

@@ -24,6 +24,7 @@ RUN = RunRecord(
     phase="running",
     reason="",
     leases_until_s=None,
+    stopped_in=None,
     drain_until_s=None,
     policy_version=0,
     policy_before=None,

@@ -122,7 +122,9 @@ async def go_back(body: GoBackBody, service: Service) -> ReturnView:
 
 @router.post("/v1/admin/pause", summary="Give no new leases", responses=responses(*EVERYWHERE))
 async def pause(service: Service) -> RunView:
-    """Running rollouts are still taken, steps go on. Idempotent."""
+    """Running rollouts are still taken, steps go on. A run that a fault has stopped is then paused
+    once it is reopened. Idempotent.
+    """
     await service.pause()
     return await shown(service, RunView.of(service.book, service.feed_failure))
 
@@ -146,8 +148,9 @@ async def resume(service: Service) -> RunView:
 async def reopen(service: Service) -> RunView:
     """Everything that stops a run is tried first: policies that are late, steps that cannot be
     built, a feed that refuses the next one. What is still so is a 409 that says it. Then the run
-    goes on (a drain goes on as a drain) and `reason` says what had stopped it. Leases that were
-    cancelled stay so; ranks, which were told the end, must be started again. Idempotent.
+    goes on as it was (paused if it was paused, a drain as a drain) and `reason` says what had
+    stopped it. Leases that were cancelled stay so; ranks, which were told the end, must be started
+    again. Idempotent.
     """
     await reopening.reopen(service)
     return await shown(service, RunView.of(service.book, service.feed_failure))

@@ -38,6 +38,7 @@ RUNS: Final = Table(
     _run(),
     Column("phase", String(16), nullable=False),
     Column("reason", Text, nullable=False),
+    Column("stopped_in", String(16)),
     Column("leases_until_s", Double),
     Column("drain_until_s", Double),
     Column("policy_version", BigInteger),

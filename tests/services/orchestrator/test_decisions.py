@@ -1,5 +1,7 @@
 """The small pure modules: membership, staleness, sweep plans, phases, settings."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,6 +107,24 @@ def test_phases_go_one_way_and_the_first_reason_stands() -> None:
         == stopped.draining(leases_until_s=1.0, drain_until_s=1.0)
     )
     assert Run().paused().ended("done").lease_problem() is not None
+
+
+def test_a_stopped_run_is_reopened_where_the_fault_found_it() -> None:
+    draining = Run().draining(leases_until_s=10.0, drain_until_s=20.0)
+    for run in (Run(), Run().paused(), draining, Run().paused().resumed()):
+        reopened = run.stopped("broken").stopped("again").reopened()
+        assert reopened == replace(run, reason="reopened after: broken")
+        assert reopened.reopened() == reopened
+        again = reopened.stopped("once more").reopened()
+        assert again == replace(run, reason="reopened after: once more")
+    assert Run().stopped("broken").paused().reopened().phase is Phase.PAUSED
+    assert draining.stopped("broken").paused().reopened().phase is Phase.DRAINING
+
+
+def test_a_run_that_an_earlier_version_stopped_goes_on_or_drains() -> None:
+    stopped = replace(Run().stopped("broken"), stopped_in=None)
+    assert stopped.reopened().phase is Phase.RUNNING
+    assert replace(stopped, drain_until_s=20.0).reopened().phase is Phase.DRAINING
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from tests.services.orchestrator.support import (
 from tests.services.orchestrator.test_resume import World, collect
 
 PATH = "/v1/admin/reopen"
+LEASE = {"rollout_id": "b", "group_id": "b", "group_size": 1}
 
 
 async def stopped(bench: Bench) -> str:
@@ -127,6 +128,28 @@ async def test_a_drain_goes_on_as_a_drain_and_an_ended_run_stays_ended(tmp_path:
         await bench.until(lambda: bench.service.book.run.phase == "ended", "it is drained")
         assert (await bench.run())["reason"] == "drained"
         assert_problem(await bench.http.post(PATH), 409, "run_ended")
+
+
+@pytest.mark.parametrize("paused_after_the_stop", [False, True])
+async def test_a_paused_run_is_reopened_paused_also_by_the_next_process(
+    tmp_path: Path, paused_after_the_stop: bool
+) -> None:
+    world = World(tmp_path)
+    world.feed.refusals.append(refusal(409, "other_grid"))
+    async with world.life() as bench:
+        await bench.lease("a")
+        if not paused_after_the_stop:
+            await bench.http.post("/v1/admin/pause")
+        await bench.deliver("a", await bench.write("a.t0", [1, 2], [3]))
+        await stopped(bench)
+        if paused_after_the_stop:
+            assert (await bench.http.post("/v1/admin/pause")).json()["phase"] == "stopped"
+        await bench.service.settled()
+    async with world.life() as bench:
+        await reopened(bench, "paused")
+        refused = await bench.http.post("/v1/leases", json=LEASE)
+        assert_problem(refused, 409, "run_paused")
+        assert (await bench.http.post("/v1/admin/resume")).json()["phase"] == "running"
 
 
 async def test_a_run_that_is_not_stopped_stays_as_it_is(tmp_path: Path) -> None:
