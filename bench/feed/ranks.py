@@ -9,6 +9,7 @@ import zmq
 
 from bench.feed.workload import CP_SIZE, RANKS, FeedShape
 from sideband.feed.curve import secure_dealer
+from sideband.feed.facts import after
 from sideband.feed.frames import Frame, decode_message, encode_message
 from sideband.feed.keys import RankKeys
 from sideband.feed.messages import (
@@ -16,7 +17,7 @@ from sideband.feed.messages import (
     HelloMessage,
 )
 from sideband.feed.router import receive_frames
-from sideband.feed.session import RankSession, after
+from sideband.feed.session import RankSession
 
 Dealer = zmq.Socket[bytes]
 POLL_MS = 60_000

@@ -58,7 +58,7 @@ def _by_rank(shape: FeedShape) -> list[list[list[ReadyFrame]]]:
     return [
         [
             [frames[cp] for frames in row]
-            for row in outgoing_step(body).frames
+            for row in outgoing_step(body, lineage=0).frames
             for cp in range(CP_SIZE)
         ]
         for body in bodies(shape)

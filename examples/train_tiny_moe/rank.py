@@ -137,7 +137,7 @@ def train(settings: RankSettings, grid: Grid) -> None:
                 committer = committer or StepCommitter(
                     settings.endpoint, run_id=batch.run_id, global_rank=grid.global_rank
                 )
-                committer.commit(batch.step)
+                committer.commit(batch.step, lineage=batch.lineage)
                 taken = []
     finally:
         if committer is not None:

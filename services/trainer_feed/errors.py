@@ -24,6 +24,7 @@ from sideband.feed.errors import (
     LineageConflict,
     MalformedStep,
     OtherGridStep,
+    OtherLineageStep,
     OtherRunStep,
     StepConflict,
     StepOutOfOrder,
@@ -105,6 +106,8 @@ def as_problems() -> Iterator[None]:
         ) from exc
     except LineageConflict as exc:
         raise LineageRefused(str(exc), lineage=exc.known[0], step=exc.known[1]) from exc
+    except OtherLineageStep as exc:
+        raise FeedRestarted(str(exc), lineage=exc.expected) from exc
     except StepOutOfOrder as exc:
         code = CONFLICT_CODES[type(exc)]
         raise StepConflicts(str(exc), code=code, step=exc.step, expected=exc.expected) from exc

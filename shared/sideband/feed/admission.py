@@ -81,3 +81,36 @@ def resume_place(start: Place, hello: Hello, *, first_available: int | None) -> 
         reason = f"wants step {place[0]}, the feed holds steps from {first_available}"
         raise RankRefused("step_forgotten", reason)
     return place
+
+
+def admitted(
+    hello: Hello,
+    known: RankState | None,
+    connection: bytes,
+    *,
+    generation: int,
+    recorded: int | None,
+    first_available: int | None,
+    now_s: float,
+) -> tuple[RankState, int | None]:
+    """The rank as it joins, and what it has committed. Raises RankRefused as ``resume_place``.
+
+    ``known`` is who spoke for it before, ``recorded`` what it had committed then.
+    """
+    is_same = known is not None and known.instance == hello.instance
+    committed = committed_after(hello, recorded, is_same=is_same)
+    start = FIRST if committed is None else (committed + 1, 0)
+    rank = RankState(
+        global_rank=hello.global_rank,
+        dp_rank=hello.dp_rank,
+        cp_rank=hello.cp_rank,
+        instance=hello.instance,
+        generation=generation,
+        connection=connection,
+        credit=hello.credit,
+        next=resume_place(start, hello, first_available=first_available),
+        # What it received and did not read yet is not read: the rank tells after the welcome.
+        read=known.read if known is not None and is_same else start,
+        last_seen_s=now_s,
+    )
+    return rank, committed

@@ -128,6 +128,7 @@ class Answerer:
             cp_rank=message.cp_rank,
             committed_step=message.committed_step,
             resume=resume,
+            lineage=message.lineage,
             credit=message.credit,
             model=message.model,
         )
@@ -145,7 +146,7 @@ class Answerer:
             reason = f"global_rank is {message.global_rank}, must lie in [0, {rank_count})"
             raise RankRefused("unknown_rank", reason)
         self._delivery.rank_of(connection, now_s=now_s)  # a sign of life, where it is the rank's
-        abort = self._delivery.commit(message.global_rank, message.step)
+        abort = self._delivery.commit(message.global_rank, message.step, lineage=message.lineage)
         if abort is not None:
             return AbortMessage(step=abort.step, reason=abort.reason)
         return CommittedMessage(step=message.step)

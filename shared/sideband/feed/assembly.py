@@ -208,6 +208,7 @@ def _micro_batch(
     versions_N = rows.weight_versions_N
     return RankMicroBatch(
         run_id=RunId(message.run_id),
+        lineage=message.lineage,
         step=message.step,
         index=message.index,
         count=message.count,

@@ -50,13 +50,17 @@ class StepCommitter:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._dealer = Dealer(self._context, endpoint, loaded)
 
-    def commit(self, step: int) -> None:
+    def commit(self, step: int, *, lineage: int | None = None) -> None:
         """Say that the optimizer step is done; returns when the feed has recorded it.
+
+        ``lineage`` is the micro batches' own: a trainer that was gone back behind commits nothing.
 
         Repeated until then, so a feed that restarts gets it too. Raises StepFailed, RankRefused,
         MalformedFrame, or FeedTimeout after ``commit_timeout_s``.
         """
-        header = CommitMessage(run_id=self._run_id, global_rank=self._global_rank, step=step)
+        header = CommitMessage(
+            run_id=self._run_id, global_rank=self._global_rank, step=step, lineage=lineage
+        )
         frames = encode_message(header)
         deadline_s = time.monotonic() + self._commit_timeout_s
         while (left_s := deadline_s - time.monotonic()) > 0:

@@ -10,21 +10,18 @@ at a time, each told once per connection, for the ranks that ``stirred`` names. 
 - a step is forgotten only when every global rank has committed it;
 - a micro batch is released only when every rank has read it;
 - after a failure, or when the trainer goes back, no process of that generation gets anything but
-  ABORT, and no commit of a step that was not sent since then counts.
+  ABORT, and no commit of a step that was not sent since then counts;
+- nothing is sent to a process that got micro batches of another lineage, and it commits nothing.
 
 Not thread-safe: one owner.
 """
 
+from collections.abc import Mapping
+
 from sideband.feed import waiting
-from sideband.feed.admission import (
-    check_commit,
-    check_identity,
-    check_successor,
-    committed_after,
-    resume_place,
-)
+from sideband.feed.admission import admitted, check_commit, check_identity, check_successor
+from sideband.feed.commits import Commits
 from sideband.feed.facts import (
-    FIRST,
     Abort,
     Decision,
     End,
@@ -36,10 +33,11 @@ from sideband.feed.facts import (
     RankState,
     Release,
     Send,
+    after,
 )
 from sideband.feed.held import HeldSteps
-from sideband.feed.least import Least
 from sideband.feed.lineage import Lineage
+from sideband.feed.released import Released
 
 
 class Delivery:
@@ -49,15 +47,11 @@ class Delivery:
         self.plan = plan
         self.held = HeldSteps(plan)
         self.ranks: dict[int, RankState] = {}
-        self.committed: dict[int, int] = {}  # by global rank; outlives its processes
+        self._commits = Commits(plan.rank_count)
         self.generation = 1
         self.failure: Failure | None = None
         self.lineage = Lineage()
-        self._released: Place = FIRST
-        self._has_reads = False  # that are not looked at yet
-        self._least_read: Least[Place] = Least()
-        self._least_committed: Least[int] = Least()
-        self._has_commits = False
+        self._released = Released()
         self._stirred: set[int] = set()
         self._joined_count = 0  # ranks of this generation
         self._by_connection: dict[bytes, int] = {}
@@ -71,15 +65,11 @@ class Delivery:
     def released(self) -> Place:
         """Every rank has read everything before this place."""
         self._settle_reads()
-        return self._released
+        return self._released.place
 
     def _settle_reads(self) -> None:
-        if self._has_reads and self.is_open:
-            self._has_reads = False
-            least = self._least_read.of(lambda: (rank.read for rank in self.ranks.values()))
-            if least > self._released:
-                self._released = least
-                self.stir_all()
+        if self.is_open and self._released.settle(lambda: (r.read for r in self.ranks.values())):
+            self.stir_all()
 
     def stir_all(self) -> None:
         """Whatever the ranks had to be told may have changed: a step came, a pause ended."""
@@ -98,12 +88,14 @@ class Delivery:
         return self.held.is_ended and not self.held.steps
 
     @property
+    def committed(self) -> Mapping[int, int]:
+        """The last committed step by global rank; it outlives the rank's processes."""
+        return self._commits.steps
+
+    @property
     def committed_step(self) -> int | None:
         """The last step that every global rank has committed; None before the first step."""
-        if self.held.first_step is None:
-            return None
-        base, ranks = self._base, range(self.plan.rank_count)
-        return self._least_committed.of(lambda: (self.committed.get(rank, base) for rank in ranks))
+        return None if self.held.first_step is None else self._commits.least(base=self._base)
 
     @property
     def _base(self) -> int:
@@ -115,38 +107,28 @@ class Delivery:
         known = self.ranks.get(hello.global_rank)
         check_identity(hello, self.plan, self.held.model)
         check_commit(hello.committed_step, last_step=self.held.last_step, plan=self.plan)
+        self._check_lineage(hello.lineage, hello.committed_step)
         check_successor(hello, known, generation=self.generation)
-        self.lineage.check(hello.committed_step)
-        recorded = self.committed.get(hello.global_rank)
-        is_same = known is not None and known.instance == hello.instance
-        committed = committed_after(hello, recorded, is_same=is_same)
-        start = FIRST if committed is None else (committed + 1, 0)
-        place = resume_place(start, hello, first_available=self.held.first_available)
+        rank, committed = admitted(
+            hello,
+            known,
+            connection,
+            generation=self.generation,
+            recorded=self.committed.get(hello.global_rank),
+            first_available=self.held.first_available,
+            now_s=now_s,
+        )
         if known is not None and known.connection is not None:
             self._by_connection.pop(known.connection, None)
-        rank = RankState(
-            global_rank=hello.global_rank,
-            dp_rank=hello.dp_rank,
-            cp_rank=hello.cp_rank,
-            instance=hello.instance,
-            generation=self.generation,
-            connection=connection,
-            credit=hello.credit,
-            next=place,
-            # What it received and did not read yet is not read: the rank tells after the welcome.
-            read=known.read if known is not None and is_same else start,
-            last_seen_s=now_s,
-        )
         self.leave(connection)  # a connection speaks for one rank only
         self._settle_reads()  # what was released before a new process begins again stays released
-        self._least_read.reset()
-        self._has_reads = True
+        self._released.ranks_changed()
         if known is None or known.generation != self.generation:
             self._joined_count += 1
         self.ranks[hello.global_rank] = rank
         self._by_connection[connection] = hello.global_rank
         if committed is not None:
-            self._commit(hello.global_rank, committed)
+            self._commits.claim(hello.global_rank, committed, base=self._base)
         if self.is_open:
             self.failure = None  # everybody came back
         self.stir_all()
@@ -166,35 +148,30 @@ class Delivery:
         rank.seq_taken = max(rank.seq_taken, min(seq, rank.seq_sent))
         self._stirred.add(rank.global_rank)
         if rank.generation == self.generation and read > rank.read:
-            self._least_read.left(rank.read)
-            rank.read, self._has_reads = read, True
+            self._released.rank_read_on(rank.read)
+            rank.read = read
 
-    def commit(self, global_rank: int, step: int) -> Abort | None:
+    def commit(self, global_rank: int, step: int, *, lineage: int | None = None) -> Abort | None:
         """Record a commit of ``step`` and all before; an Abort instead when that step failed.
 
-        Raises RankRefused for a step that no feed of this run can have sent.
+        Raises RankRefused for a step that no feed of this run can have sent in this lineage.
         """
         check_commit(step, last_step=self.held.last_step, plan=self.plan)
-        self.lineage.check(step)
+        self._check_lineage(lineage, step)
         if self.failure is not None and step >= self.failure.step:
             return Abort(self.failure.step, self.failure.reason)
         if step > self.committed.get(global_rank, 0):
-            self._commit(global_rank, step)
+            self._commits.record(global_rank, step, lineage=lineage, base=self._base)
         return None
 
-    def _commit(self, global_rank: int, step: int) -> None:
-        before = self.committed.get(global_rank, self._base)
-        if before < step:
-            self._least_committed.left(before)
-        else:
-            self._least_committed.reset()  # a new process begins again earlier
-        self.committed[global_rank], self._has_commits = step, True
+    def _check_lineage(self, lineage: int | None, committed_step: int | None) -> None:
+        is_untold = self.held.first_step is None  # a step comes after all that is to be told
+        self.lineage.check(lineage, committed_step, is_untold=is_untold)
 
     def forget(self) -> tuple[int, ...]:
         """Drop the steps that every rank has committed, and name them."""
-        if not self._has_commits:
+        if not self._commits.take_news():
             return ()
-        self._has_commits = False
         gone = self.held.forget(committed_step=self.committed_step)
         if gone:
             self.stir_all()  # a rank that was still to get one of them goes on behind it
@@ -212,29 +189,45 @@ class Delivery:
         """The trainer went back: its processes abort, new ones get ``to.step`` + 1 as the next.
 
         The steps that were dropped. What is known changes nothing; a feed that was started anew
-        lets the ranks that came back to it stay. Raises LineageConflict.
+        asks those that came back to it again. Raises LineageConflict.
         """
         is_new = self.held.first_step is None
         if not self.lineage.begin(to, is_new_feed=is_new):
             return ()
         dropped = self.held.go_back(to.step)
-        if not is_new or any(step > to.last_step for step in self.committed.values()):
-            self.committed = dict.fromkeys(range(self.plan.rank_count), to.step)
-            self._least_committed.reset()
-            self._has_commits = True
+        if is_new:
+            self._ask_again()
+        else:
+            self._commits.restart(to.step)
             self.failure = None
             self._end_generation(Abort(to.step + 1, f"the trainer went back to step {to.step}"))
         return dropped
 
+    def _ask_again(self) -> None:
+        """Whoever joined before this feed was told of the lineage says hello again, to be judged.
+
+        What was only claimed in a hello is forgotten with it; commits of this lineage stay.
+        """
+        self._commits.keep(lambda *said: self.lineage.refusal(*said) is None)
+        for rank in [r for r in self.ranks.values() if r.generation == self.generation]:
+            if rank.connection is not None:
+                self.leave(rank.connection)
+            del self.ranks[rank.global_rank]
+        self._stirred.clear()
+        self._end_barrier()
+        self.stir_all()
+
     def _end_generation(self, abort: Abort) -> None:
         self.generation += 1
-        self._joined_count = 0
-        self._released = FIRST
-        self._least_read.reset()
+        self._end_barrier()
         for one in self.ranks.values():
             if one.abort is None:
                 one.abort = abort
         self.stir_all()
+
+    def _end_barrier(self) -> None:
+        self._joined_count = 0
+        self._released.restart()
 
     def leave(self, connection: bytes) -> RankState | None:
         """The connection is gone (goodbye, unreachable or silent); its rank may come back."""
@@ -272,10 +265,9 @@ class Delivery:
             return None
         self._settle_reads()
         released: Place | None = None
-        if rank.told_release != self._released:
-            rank.told_release = released = self._released
-        send = self._send_for(rank, released)
-        if send is not None:
+        if rank.told_release != self._released.place:
+            rank.told_release = released = self._released.place
+        if (send := self._send_for(rank, released)) is not None:
             return send
         return self._end_for(rank) if released is None else Release(released)
 
@@ -288,7 +280,7 @@ class Delivery:
             return None
         rank.seq_sent += 1
         self.lineage.sent(step)
-        rank.next = (step, index + 1) if index + 1 < facts.count else (step + 1, 0)
+        rank.next = after((step, index), facts.count)
         return Send(step, index, facts.count, rank.seq_sent, released)
 
     def _end_for(self, rank: RankState) -> End | None:

@@ -7,6 +7,7 @@ FeedError (sideband.errors)
 ├── UnsupportedProtocol     a ZMQ message of another protocol version
 ├── StepRefused             the feed does not take a step now, or ever
 │   ├── OtherRunStep        it belongs to another run
+│   ├── OtherLineageStep    the trainer went back while it was read: it is of before
 │   ├── OtherGridStep       its grid, layout or model is not the feed's
 │   ├── StepConflict        the same step with other content
 │   ├── StepOutOfOrder      not the next step
@@ -81,6 +82,14 @@ class OtherRunStep(StepRefused):
     def __init__(self, step: int, *, run_id: str, expected: str) -> None:
         self.run_id, self.expected = run_id, expected
         super().__init__(step, f"belongs to run {run_id}, this feed serves {expected}")
+
+
+class OtherLineageStep(StepRefused):
+    """The trainer went back while the step was read: what it was meant to follow is void."""
+
+    def __init__(self, step: int, *, lineage: int, expected: int) -> None:
+        self.lineage, self.expected = lineage, expected
+        super().__init__(step, f"came in lineage {lineage}, the run is at lineage {expected}")
 
 
 class OtherGridStep(StepRefused):

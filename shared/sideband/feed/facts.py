@@ -16,6 +16,12 @@ Place = tuple[int, int]
 FIRST: Final[Place] = (0, 0)  # before everything: "from the oldest step"
 
 
+def after(place: Place, count: int) -> Place:
+    """The place after micro batch ``place`` of a step of ``count``."""
+    step, index = place
+    return (step, index + 1) if index + 1 < count else (step + 1, 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedPlan:
     """What the feed serves; fixed while it lives."""
@@ -55,6 +61,7 @@ class Hello:
     cp_rank: int
     committed_step: int | None  # None: as the feed remembers
     resume: Place | None
+    lineage: int | None  # of the micro batches that it got; None before the first
     credit: int
     model: ModelShape | None
 

@@ -26,6 +26,7 @@ from sideband.feed.messages import (
     HelloMessage,
     Id,
     Index,
+    LineageNumber,
     MicroBatchMessage,
     ProgressMessage,
     ReleaseMessage,
@@ -45,6 +46,7 @@ class _MicroBatchWire(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The model is the same in each message of a run, and read once."""
 
     run_id: Id
+    lineage: LineageNumber
     step: StepNumber
     index: Index
     count: Annotated[int, Meta(ge=1, le=MICRO_BATCHES_MAX)]
@@ -76,6 +78,7 @@ def encode_micro_batch(message: MicroBatchMessage, body: Frame) -> bytes:
     """The frame of one micro batch, without what is ``released``."""
     wire = _MicroBatchWire(
         run_id=message.run_id,
+        lineage=message.lineage,
         step=message.step,
         index=message.index,
         count=message.count,
@@ -142,6 +145,7 @@ def _micro_batch(frames: Sequence[Frame]) -> tuple[MicroBatchMessage, Frame]:
         raise MalformedFrame("header", str(exc)) from exc
     message = MicroBatchMessage(
         run_id=wire.run_id,
+        lineage=wire.lineage,
         step=wire.step,
         index=wire.index,
         count=wire.count,

@@ -8,11 +8,16 @@ from sideband.feed.facts import GoneBack
 
 
 class Lineage:
-    """The last time that the trainer went back, and the steps that were sent since."""
+    """How often the trainer went back, the last time, and the steps that were sent since."""
 
     def __init__(self) -> None:
         self.gone_back: GoneBack | None = None
         self._sent_step = 0  # the last of which any rank got a part, or may have got one
+
+    @property
+    def number(self) -> int:
+        """How often the trainer went back, as told."""
+        return 0 if self.gone_back is None else self.gone_back.lineage
 
     def begin(self, to: GoneBack, *, is_new_feed: bool) -> bool:
         """The trainer went back. False when that is known. Raises LineageConflict.
@@ -32,9 +37,30 @@ class Lineage:
         """A rank gets a part of ``step``."""
         self._sent_step = max(self._sent_step, step)
 
-    def check(self, step: int | None) -> None:
-        """A commit must be of a step that was sent since the trainer went back, or of before."""
-        if step is None or self.gone_back is None or step <= self._sent_step:
-            return
-        reason = f"committed step {step}, but the trainer went back to step {self.gone_back.step}"
-        raise RankRefused("went_back", reason)
+    def refusal(
+        self, lineage: int | None, committed_step: int | None, *, is_untold: bool = False
+    ) -> RankRefused | None:
+        """Why somebody of ``lineage`` (None: it got nothing yet) who committed this is refused.
+
+        It must be of this lineage, unless this feed ``is_untold`` yet; its commit must be of a
+        step that was sent since the trainer went back, or of before.
+        """
+        back = self.gone_back
+        if lineage not in {None, self.number} and not (is_untold and back is None):
+            since = f", the trainer went back to step {back.step}" if back is not None else ""
+            reason = f"is of lineage {lineage}, the run is at lineage {self.number}{since}"
+            return RankRefused("other_lineage", reason)
+        if committed_step is not None and back is not None and committed_step > self._sent_step:
+            reason = (
+                f"committed step {committed_step}, but the trainer went back to step {back.step}"
+            )
+            return RankRefused("went_back", reason)
+        return None
+
+    def check(
+        self, lineage: int | None, committed_step: int | None, *, is_untold: bool = False
+    ) -> None:
+        """As ``refusal``, but raises it."""
+        refusal = self.refusal(lineage, committed_step, is_untold=is_untold)
+        if refusal is not None:
+            raise refusal

@@ -21,12 +21,13 @@ from sideband.feed.limits import (
 from sideband.model import ModelShape
 from sideband.segments import Field
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 
 # "$" would admit a trailing newline.
 Id = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._:-]{1,128}\Z")]
 Reason = Annotated[str, Meta(max_length=REASON_CHARS_MAX)]
 StepNumber = Annotated[int, Meta(ge=0, le=STEP_MAX)]
+LineageNumber = Annotated[int, Meta(ge=0, le=STEP_MAX)]  # how often the trainer went back
 Index = Annotated[int, Meta(ge=0, le=MICRO_BATCHES_MAX)]
 Rank = Annotated[int, Meta(ge=0, lt=RANKS_MAX)]
 Sequence64 = Annotated[int, Meta(ge=0, le=1 << 62)]
@@ -37,7 +38,7 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 
 
 class HelloMessage(Header, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rank joins, or joins again."""
+    """A rank joins, or joins again. ``lineage``: of what this process got, None before that."""
 
     protocol: Annotated[int, Meta(ge=0, le=255)] = PROTOCOL_VERSION
     instance: Id
@@ -48,6 +49,7 @@ class HelloMessage(Header, frozen=True, kw_only=True, forbid_unknown_fields=True
     committed_step: StepNumber | None = None
     resume_step: StepNumber | None = None
     resume_index: Index | None = None
+    lineage: LineageNumber | None = None
     credit: Annotated[int, Meta(ge=0, le=1 << 16)]
     model: ModelShape | None = None
 
@@ -61,11 +63,12 @@ class ProgressMessage(Header, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class CommitMessage(Header, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The optimizer step is done. Any connection may send it."""
+    """The optimizer step is done. Any connection may send it. ``lineage``: of the step."""
 
     run_id: Id
     global_rank: Rank
     step: StepNumber
+    lineage: LineageNumber | None = None
 
 
 class FailMessage(Header, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,6 +119,7 @@ class MicroBatchMessage(Header, frozen=True, kw_only=True, forbid_unknown_fields
     """
 
     run_id: Id
+    lineage: LineageNumber
     step: StepNumber
     index: Index
     count: Annotated[int, Meta(ge=1, le=MICRO_BATCHES_MAX)]

@@ -29,6 +29,7 @@ class RankMicroBatch:
     """
 
     run_id: RunId
+    lineage: int  # how often the trainer had gone back; commit the step with it
     step: int
     index: int
     count: int
@@ -58,10 +59,10 @@ class RankMicroBatch:
         return len(self.input_ids[0])
 
     def digest(self) -> str:
-        """sha256 over every value but the run's name: two runs of the same rollouts agree."""
+        """sha256 over every value but run and lineage: the same rollouts agree, also again."""
         hasher = hashlib.sha256()
         for item in fields(self):
-            if item.name == "run_id":
+            if item.name in {"run_id", "lineage"}:
                 continue
             value = getattr(self, item.name)
             if isinstance(value, np.ndarray):

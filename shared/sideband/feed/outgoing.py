@@ -23,14 +23,14 @@ class OutgoingStep:
     frames: tuple[tuple[tuple[ReadyFrame, ...], ...], ...]
 
 
-def outgoing_step(body: bytes) -> OutgoingStep:
-    """Check, cut and encode the whole step; slow, so call it in a thread.
+def outgoing_step(body: bytes, *, lineage: int) -> OutgoingStep:
+    """Check, cut and encode the whole step of the run's ``lineage``; slow: call it in a thread.
 
     Raises UnreadableStep or MalformedStep.
     """
     step = open_step(body)
     frames = tuple(
-        tuple(_frames(step, dp_rank, index) for index in range(step.micro_batch_count))
+        tuple(_frames(step, dp_rank, index, lineage) for index in range(step.micro_batch_count))
         for dp_rank in range(step.dp_size)
     )
     facts = StepFacts(
@@ -46,12 +46,13 @@ def outgoing_step(body: bytes) -> OutgoingStep:
     return OutgoingStep(facts, frames)
 
 
-def _frames(step: OpenStep, dp_rank: int, index: int) -> tuple[ReadyFrame, ...]:
+def _frames(step: OpenStep, dp_rank: int, index: int, lineage: int) -> tuple[ReadyFrame, ...]:
     """A frame for each CP rank. Its fields are those that the whole row carries."""
     batch = step.micro_batch(dp_rank, index)
     present = {segment.field for segment in batch.segments}
     message = MicroBatchMessage(
         run_id=step.run_id,
+        lineage=lineage,
         step=step.step,
         index=index,
         count=step.micro_batch_count,

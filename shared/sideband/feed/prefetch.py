@@ -12,10 +12,11 @@ from typing import Final
 from sideband.errors import FeedError, SidebandError
 from sideband.feed.assembly import Assembler
 from sideband.feed.errors import FeedClosed, FeedTimeout
+from sideband.feed.facts import after
 from sideband.feed.link import RankLink
 from sideband.feed.messages import Header
 from sideband.feed.micro_batch import RankMicroBatch
-from sideband.feed.session import Arrived, RankSession, after
+from sideband.feed.session import Arrived, RankSession
 
 IDLE_S: Final = 60.0  # an idle assembler looks around once a minute; the trainer has the deadline
 JOIN_TIMEOUT_S: Final = 5.0

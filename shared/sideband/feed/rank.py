@@ -197,7 +197,7 @@ class RankFeed:
 def _is_failure_known(session: RankSession) -> bool | None:
     """Nothing to tell, or told."""
     is_open = session.wanted_fail is not None and session.welcome is not None
-    return None if is_open and not session.is_aborted else True
+    return None if is_open and not session.is_aborted and not session.is_out else True
 
 
 class RankStep:

@@ -14,7 +14,7 @@ from typing import Final
 
 from sideband.feed.answers import Answerer
 from sideband.feed.delivery import Delivery
-from sideband.feed.errors import FeedFull, MalformedStep
+from sideband.feed.errors import FeedFull, MalformedStep, OtherLineageStep
 from sideband.feed.facts import Abort, Decision, End, Failure, GoneBack, RankState, Release, Send
 from sideband.feed.frames import Frame, encode_message, with_release
 from sideband.feed.keys import FeedKeys
@@ -105,10 +105,13 @@ class FeedServer:
 
         Raises MalformedStep, UnreadableStep or a StepRefused, with nothing changed.
         """
-        outgoing = await asyncio.to_thread(outgoing_step, body)
+        lineage = self.delivery.lineage.number
+        outgoing = await asyncio.to_thread(outgoing_step, body, lineage=lineage)
         facts = outgoing.facts
         if facts.step != step:
             raise MalformedStep("step", f"is {facts.step}, the address says {step}")
+        if lineage != self.delivery.lineage.number:
+            raise OtherLineageStep(step, lineage=lineage, expected=self.delivery.lineage.number)
         try:
             is_new = self.delivery.held.accept(facts)
         except FeedFull as exc:

@@ -13,7 +13,7 @@ import msgspec
 
 from sideband.errors import SidebandError
 from sideband.feed.errors import MalformedFrame, RankRefused, StepFailed, StepMissing
-from sideband.feed.facts import FIRST, Place
+from sideband.feed.facts import FIRST, Place, after
 from sideband.feed.frames import Frame
 from sideband.feed.messages import (
     AbortMessage,
@@ -57,6 +57,7 @@ class RankSession:
     peer_timeout_s: float
     committed: int | None = None
     at: Place | None = None  # the next place to receive; None: whatever is first
+    lineage: int | None = None  # of the micro batches that came; None before the first
     read: Place = FIRST
     released: Place = FIRST
     arrived: deque[Arrived] = field(default_factory=deque)
@@ -137,7 +138,13 @@ class RankSession:
 
     def _greeting(self) -> HelloMessage:
         step, index = self.at if self.at is not None else (None, None)
-        return replace_hello(self.hello, committed=self.committed, step=step, index=index)
+        return msgspec.structs.replace(
+            self.hello,
+            committed_step=self.committed,
+            resume_step=step,
+            resume_index=index,
+            lineage=self.lineage,
+        )
 
     def _unanswered(self) -> list[Header]:
         headers: list[Header] = []
@@ -146,6 +153,11 @@ class RankSession:
         if self.wanted_fail is not None and not self.is_aborted:
             headers.append(self._fail(*self.wanted_fail))
         return headers
+
+    @property
+    def is_out(self) -> bool:
+        """It failed and has no connection: it never says anything any more."""
+        return self.error is not None and not self._is_joined
 
     @property
     def run_id(self) -> str | None:
@@ -160,7 +172,9 @@ class RankSession:
 
     def _commit(self, step: int) -> CommitMessage:
         assert self.run_id is not None, "a commit follows a welcome"
-        return CommitMessage(run_id=self.run_id, global_rank=self.global_rank, step=step)
+        return CommitMessage(
+            run_id=self.run_id, global_rank=self.global_rank, step=step, lineage=self.lineage
+        )
 
     def _fail(self, step: int, reason: str) -> FailMessage:
         assert self.run_id is not None, "a failure follows a welcome"
@@ -262,6 +276,10 @@ class RankSession:
             return []
         if not self._is_joined:
             return []  # sent before the feed knew that this connection starts again
+        if self.lineage not in {None, message.lineage}:
+            why = f"got lineage {self.lineage}, the feed sends lineage {message.lineage} now"
+            self.error = self.error or RankRefused("other_lineage", why)
+            return []
         self._seq += 1
         if message.released is not None:
             self.released = max(self.released, message.released)
@@ -276,21 +294,6 @@ class RankSession:
         if place > expected:
             self.error = self.error or StepMissing(expected=expected, got=place)
             return self.want_fail(message.step, str(self.error))
-        self.at = after(place, message.count)
+        self.at, self.lineage = after(place, message.count), message.lineage
         self.arrived.append(Arrived(message, body, self._seq, self._welcome_count))
         return []
-
-
-def after(place: Place, count: int) -> Place:
-    """The place after micro batch ``place`` of a step of ``count``."""
-    step, index = place
-    return (step, index + 1) if index + 1 < count else (step + 1, 0)
-
-
-def replace_hello(
-    hello: HelloMessage, *, committed: int | None, step: int | None, index: int | None
-) -> HelloMessage:
-    """The greeting of now: what is committed, and from where to go on."""
-    return msgspec.structs.replace(
-        hello, committed_step=committed, resume_step=step, resume_index=index
-    )

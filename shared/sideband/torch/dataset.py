@@ -14,7 +14,7 @@ optimizer step::
                 committer = StepCommitter(
                     endpoint, run_id=batch.run_id, global_rank=1, keys=keys
                 )
-            committer.commit(batch.step)
+            committer.commit(batch.step, lineage=batch.lineage)
 
 An error in the worker reaches the main process as torch brings it: a RuntimeError whose text
 holds the named error.

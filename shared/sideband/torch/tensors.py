@@ -24,6 +24,7 @@ class TensorMicroBatch:
     """
 
     run_id: RunId
+    lineage: int
     step: int
     index: int
     count: int
@@ -77,6 +78,7 @@ def to_tensors(batch: RankMicroBatch, *, widen_experts: bool = False) -> TensorM
         experts = _tensor(routed)
     return TensorMicroBatch(
         run_id=batch.run_id,
+        lineage=batch.lineage,
         step=batch.step,
         index=batch.index,
         count=batch.count,

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from sideband.feed.codec import STEP_CONTENT_TYPE, Step, encode_step
 from sideband.feed.committer import StepCommitter
 from sideband.feed.errors import BadKeyFile, FeedTimeout
 from sideband.feed.keys import RankKeys, make_keys, read_pair
+from sideband.feed.outgoing import OutgoingStep, outgoing_step
 from sideband.feed.rank import RankFeed
 from sideband.ids import RunId
 from tests.unit.feed.builders import make_step
@@ -374,6 +376,34 @@ async def test_the_trainer_goes_back_once_for_each_lineage() -> None:
         assert (other.status_code, other.json()["code"]) == (409, "lineage_conflict")
         wrong = await client.put("/v1/lineage", json={**told, "last_step": 0})
         assert wrong.status_code == 422
+        assert (await put(client, step_of(2))).status_code == 201
+
+
+async def test_a_step_that_is_read_while_the_trainer_goes_back_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began, may_go_on = threading.Event(), threading.Event()
+
+    def slow(body: bytes, *, lineage: int) -> OutgoingStep:
+        began.set()
+        assert may_go_on.wait(WAIT_S)
+        return outgoing_step(body, lineage=lineage)
+
+    async with running() as (client, _):
+        assert (await put(client, step_of(1))).status_code == 201
+        held = (await client.get("/v1/steps")).json()
+        monkeypatch.setattr("sideband.feed.server.outgoing_step", slow)
+        sending = asyncio.create_task(
+            put(client, step_of(2), **{"sideband-feed-instance": held["feed_instance"]})
+        )
+        assert await asyncio.to_thread(began.wait, WAIT_S)
+        told = {"lineage": 1, "step": 1, "last_step": 1}
+        assert (await client.put("/v1/lineage", json=told)).status_code == 200
+        may_go_on.set()
+        answer = await sending
+        assert (answer.status_code, answer.json()["code"]) == (412, "feed_restarted")
+        assert answer.json()["detail"] == "step 2: came in lineage 0, the run is at lineage 1"
+        assert (await client.get("/v1/steps")).json()["last_step"] == 1
         assert (await put(client, step_of(2))).status_code == 201
 
 

@@ -41,6 +41,7 @@ HELLO = Hello(
     cp_rank=0,
     committed_step=None,
     resume=None,
+    lineage=None,
     credit=4,
     model=None,
 )

@@ -98,6 +98,7 @@ def message_of(batch: MicroBatch) -> MicroBatchMessage:
     present = {segment.field for segment in batch.segments}
     return MicroBatchMessage(
         run_id="run",
+        lineage=2,
         step=1,
         index=0,
         count=1,

@@ -28,6 +28,7 @@ class Process:
     credit: int = 1
     committed: int | None = None
     at: Place | None = None  # the next place wanted; None before the first micro batch
+    lineage: int | None = None  # of what it got
     counts: dict[int, int] = field(default_factory=dict)
     unread: list[Place] = field(default_factory=list)  # received, not read
     untaken: list[int] = field(default_factory=list)
@@ -123,6 +124,7 @@ class DeliveryHistory(RuleBasedStateMachine):
             cp_rank=0,
             committed_step=process.committed,
             resume=process.at,
+            lineage=process.lineage,
             credit=credit,
             model=None,
         )
@@ -171,6 +173,7 @@ class DeliveryHistory(RuleBasedStateMachine):
             assert self.joined == set(self.processes), "nothing before everyone said hello"
             if isinstance(decision, Send):
                 process.receive(decision)
+                process.lineage = self.delivery.lineage.number
                 if decision.released is not None:
                     process.release(decision.released)
             elif isinstance(decision, Release):

@@ -58,12 +58,14 @@ MESSAGES: Final[dict[str, Header]] = {
         committed_step=4,
         resume_step=5,
         resume_index=2,
+        lineage=1,
         credit=4,
         model=WIDE_MODEL,
     ),
     "hello-shortest": HelloMessage(instance="process-1", dp_rank=0, cp_rank=0, credit=1),
     "progress": ProgressMessage(seq=7, step=5, index=3),
-    "commit": CommitMessage(run_id="run-a", global_rank=3, step=5),
+    "commit": CommitMessage(run_id="run-a", global_rank=3, step=5, lineage=1),
+    "commit-shortest": CommitMessage(run_id="run-a", global_rank=3, step=5),
     "fail": FailMessage(run_id="run-a", global_rank=3, step=5, reason="no such file"),
     "ping": PingMessage(run_id="run-a", global_rank=3),
     "bye": ByeMessage(),
@@ -80,6 +82,7 @@ MESSAGES: Final[dict[str, Header]] = {
     "refused": RefusedMessage(code="rank_in_use", reason="held", retry_after_s=0.5),
     "micro-batch": MicroBatchMessage(
         run_id="run-a",
+        lineage=1,
         step=5,
         index=0,
         count=2,
@@ -87,7 +90,7 @@ MESSAGES: Final[dict[str, Header]] = {
         model=WIDE_MODEL,
     ),
     "micro-batch-with-release": MicroBatchMessage(
-        run_id="run-a", step=5, index=1, count=2, fields=(), released=(5, 1)
+        run_id="run-a", lineage=0, step=5, index=1, count=2, fields=(), released=(5, 1)
     ),
     "release": ReleaseMessage(step=5, index=1),
     "committed": CommittedMessage(step=5),
@@ -129,7 +132,7 @@ def files() -> dict[str, bytes]:
         "feed-step-v1-handle.bin": golden_step("handle"),
         "feed-step-v1-inline.bin": golden_step("inline"),
         "feed-chunk-v1.bin": golden_chunk(),
-        "feed-messages-v2.txt": golden_messages(),
+        "feed-messages-v3.txt": golden_messages(),
     }
 
 
@@ -159,18 +162,21 @@ def test_a_golden_chunk_is_read_as_it_was_meant() -> None:
 
 
 def test_every_golden_message_is_read_as_it_was_meant() -> None:
-    for line in (GOLDEN / "feed-messages-v2.txt").read_text().splitlines():
+    for line in (GOLDEN / "feed-messages-v3.txt").read_text().splitlines():
         name, *frames = line.split(" ")
         header, body = decode_message([bytes.fromhex(f) for f in frames], FROM_RANK | FROM_FEED)
         assert header == MESSAGES[name]
         assert body == (b"chunk" if name.startswith("micro-batch") else None)
 
 
-def test_messages_of_version_1_are_refused_by_name() -> None:
-    for line in (GOLDEN / "feed-messages-v1.txt").read_text().splitlines():
+@pytest.mark.parametrize("version", [1, 2])
+def test_messages_of_earlier_versions_are_refused_by_both_names(version: int) -> None:
+    for line in (GOLDEN / f"feed-messages-v{version}.txt").read_text().splitlines():
         frames = [bytes.fromhex(frame) for frame in line.split(" ")[1:]]
-        with pytest.raises(UnsupportedProtocol, match="1"):
+        with pytest.raises(UnsupportedProtocol) as caught:
             decode_message(frames, FROM_RANK | FROM_FEED)
+        assert (caught.value.version, caught.value.readable) == (version, 3)
+        assert str(caught.value) == f"feed protocol {version} is not spoken here, only 3"
 
 
 def test_every_message_has_a_golden_line() -> None:

@@ -8,11 +8,10 @@ import pytest
 
 from sideband.feed.delivery import Delivery
 from sideband.feed.errors import LineageConflict, RankRefused, StepFailed
-from sideband.feed.facts import Abort, GoneBack, RankState, Send
+from sideband.feed.facts import Abort, GoneBack, Hello, RankState, Send
 from sideband.feed.rank import RankFeed
 from tests.unit.feed.builders import make_step
 from tests.unit.feed.delivery_builders import (
-    HELLO,
     PLAN,
     decisions,
     facts_of,
@@ -92,23 +91,116 @@ def test_a_repeat_changes_nothing_and_another_account_is_refused() -> None:
     assert delivery.generation == generation
 
 
-def test_a_feed_that_was_started_anew_lets_ranks_that_came_back_stay() -> None:
+def returned(lineage: int | None, committed: int, *, rank: int = 0) -> Hello:
+    """The hello of a process that was there before the feed was started anew."""
+    resume = (committed + 1, 0)
+    return replace(hello_of(rank), committed_step=committed, resume=resume, lineage=lineage)
+
+
+def refusal_of(delivery: Delivery, hello: Hello) -> str:
+    with pytest.raises(RankRefused) as caught:
+        delivery.hello(b"again", hello, now_s=1.0)
+    return str(caught.value)
+
+
+def test_a_feed_that_was_started_anew_asks_everybody_again_once_it_is_told() -> None:
+    delivery = Delivery(ROOMY)
+    hellos = [returned(1, 4), returned(None, 2, rank=1)]  # trained since, and from the checkpoint
+    for hello in hellos:
+        delivery.hello(b"c%d" % hello.global_rank, hello, now_s=0.0)
+    assert delivery.is_open
+    assert delivery.go_back(back_to(2, last_step=5)) == ()
+    assert (delivery.generation, delivery.is_open, delivery.committed) == (1, False, {})
+    for hello in hellos:
+        connection = b"c%d" % hello.global_rank
+        assert delivery.rank_of(connection, now_s=0.5) is None, "RESYNC"
+        delivery.hello(connection, hello, now_s=0.5)
+    assert delivery.held.accept(facts_of(3, count=1, plan=ROOMY))
+    sent = [[d.step for d in decisions(delivery, delivery.ranks[r]) if isinstance(d, Send)]
+            for r in (0, 1)]  # fmt: skip
+    assert sent == [[], [3]]
+
+
+def test_a_process_of_before_is_told_apart_by_its_lineage_whatever_it_committed() -> None:
+    delivery = Delivery(ROOMY)
+    for rank in (0, 1):
+        delivery.hello(b"c%d" % rank, returned(0, 3, rank=rank), now_s=0.0)
+    delivery.go_back(back_to(2, last_step=5))
+    for step in (3, 4):
+        assert delivery.held.accept(facts_of(step, count=1, plan=ROOMY))
+    for committed in (1, 2, 3, 9):
+        assert refusal_of(delivery, returned(0, committed)) == (
+            "other_lineage: is of lineage 0, the run is at lineage 1, "
+            "the trainer went back to step 2"
+        )
+    assert (delivery.ranks, delivery.committed) == ({}, {})
+    assert refusal_of(delivery, returned(2, 2)).startswith("other_lineage")
+
+
+def test_a_process_of_before_does_not_wait_for_the_place_of_its_successor() -> None:
+    delivery, _ = trained(steps=3, committed=3)
+    delivery.go_back(back_to(2))
+    for rank in range(2):
+        delivery.hello(b"n%d" % rank, hello_of(rank, instance=f"new-{rank}"), now_s=1.0)
+    stale = replace(returned(0, 2), instance="of-before")
+    assert refusal_of(delivery, stale).startswith("other_lineage")
+    delivery.leave(b"n0")
+    assert refusal_of(delivery, stale).startswith("other_lineage")
+
+
+def test_a_commit_of_another_lineage_is_refused_also_of_a_step_that_comes_again() -> None:
+    delivery, _ = trained(steps=3, committed=2)
+    delivery.go_back(back_to(2))
+    assert delivery.held.accept(facts_of(3, count=1, digest="again", plan=ROOMY))
+    ranks = [
+        delivery.hello(b"n%d" % rank, hello_of(rank, instance=f"new-{rank}"), now_s=1.0)
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        assert decisions(delivery, rank)
+        with pytest.raises(RankRefused, match="other_lineage: is of lineage 0"):
+            delivery.commit(rank.global_rank, 3, lineage=0)
+        assert delivery.commit(rank.global_rank, 3, lineage=1) is None
+    assert delivery.forget() == (3,)
+
+
+def test_commits_that_come_before_a_new_feed_is_told_stay_where_they_are_right() -> None:
+    delivery = Delivery(ROOMY)
+    delivery.commit(0, 4, lineage=1)
+    delivery.commit(1, 4, lineage=0)
+    delivery.go_back(back_to(2, last_step=5))
+    assert delivery.committed == {0: 4}
+    delivery = Delivery(ROOMY)
+    delivery.commit(0, 4)  # by somebody who does not say: by its number
+    delivery.commit(1, 6)
+    delivery.go_back(back_to(2, last_step=5))
+    assert delivery.committed == {0: 4}
+
+
+def test_a_new_feed_in_a_run_that_never_went_back_takes_only_what_is_of_lineage_0() -> None:
+    delivery = Delivery(ROOMY)
+    assert delivery.held.accept(facts_of(5, count=1, plan=ROOMY))
+    assert refusal_of(delivery, returned(1, 4)) == (
+        "other_lineage: is of lineage 1, the run is at lineage 0"
+    )
+    for rank, lineage in ((0, 0), (1, None)):
+        delivery.hello(b"c%d" % rank, returned(lineage, 4, rank=rank), now_s=0.0)
+        assert delivery.commit(rank, 4, lineage=lineage) is None
+    assert delivery.is_open
+
+
+def test_what_ranks_of_before_had_read_is_not_released_to_those_that_follow() -> None:
     delivery = Delivery(ROOMY)
     for rank in range(2):
-        delivery.hello(b"c%d" % rank, replace(hello_of(rank), committed_step=4), now_s=0.0)
-    assert delivery.go_back(back_to(2, last_step=5)) == ()
-    assert (delivery.generation, delivery.is_open) == (1, True)
-    assert delivery.held.accept(facts_of(5, count=1, plan=ROOMY))
-    assert [d for d in decisions(delivery, delivery.ranks[0]) if isinstance(d, Send)]
-
-
-def test_a_feed_that_was_started_anew_does_not_keep_ranks_of_before() -> None:
-    delivery = Delivery(ROOMY)
-    delivery.hello(b"c0", replace(HELLO, committed_step=9), now_s=0.0)
-    delivery.go_back(back_to(2, last_step=5))
-    assert delivery.generation == 2
-    assert delivery.held.accept(facts_of(3, count=1, plan=ROOMY))
-    assert delivery.committed_step == 2, "what it had committed is void"
+        joined_rank = delivery.hello(b"c%d" % rank, returned(0, 3, rank=rank), now_s=0.0)
+        delivery.progress(joined_rank, seq=0, read=(5, 1))
+    assert delivery.released == (5, 1)
+    delivery.go_back(back_to(3, last_step=5))
+    assert delivery.held.accept(facts_of(4, count=2, plan=ROOMY))
+    for rank in range(2):
+        new = replace(hello_of(rank, instance=f"new-{rank}"), committed_step=3)
+        delivery.hello(b"n%d" % rank, new, now_s=1.0)
+    assert delivery.released == (4, 0)
 
 
 def test_a_feed_that_had_ended_takes_steps_again() -> None:

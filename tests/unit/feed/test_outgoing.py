@@ -29,7 +29,7 @@ def test_every_message_is_the_chunk_of_its_rank(samples: list[Sample], plan: Pac
         layout=plan.layout,
         grid=tuple(tuple(row) for row in pack(samples, plan)),
     )
-    outgoing = outgoing_step(encode_step(step))
+    outgoing = outgoing_step(encode_step(step), lineage=3)
     assert (outgoing.facts.step, outgoing.facts.count) == (7, step.micro_batch_count)
     for dp_rank, row in enumerate(step.grid):
         for index, batch in enumerate(row):
@@ -41,6 +41,7 @@ def test_every_message_is_the_chunk_of_its_rank(samples: list[Sample], plan: Pac
                 assert body == encode_chunk(chunk, WIDE_MODEL)
                 assert isinstance(header, MicroBatchMessage)
                 assert (header.run_id, header.step, header.index) == (step.run_id, 7, index)
+                assert header.lineage == 3
                 assert (header.count, header.model) == (step.micro_batch_count, WIDE_MODEL)
                 assert set(header.fields) == present
 
@@ -51,7 +52,7 @@ def test_a_held_step_costs_what_its_body_costs() -> None:
         for i in range(8)
     ]
     body = encode_step(make_step(samples=samples, seq_len=8192, dp_size=2, cp_size=4))
-    outgoing = outgoing_step(body)
+    outgoing = outgoing_step(body, lineage=0)
     held = sum(len(frame) for row in outgoing.frames for batch in row for frame in batch)
     assert held < 1.1 * len(body)
 
@@ -60,7 +61,7 @@ def test_a_step_with_one_bad_row_is_refused_by_its_name() -> None:
     step = make_step(dp_size=2, form=None, model=None)
     step.grid[1][0].token_ids_L[0] = -1
     with pytest.raises(MalformedStep, match=r"grid\[1\]\[0\]\.token_ids"):
-        outgoing_step(encode_step(step))
+        outgoing_step(encode_step(step), lineage=3)
 
 
 def test_nobody_there_is_said_and_the_socket_goes_on() -> None:

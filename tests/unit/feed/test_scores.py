@@ -41,6 +41,7 @@ def assembled(pool: ReadPool, batch: MicroBatch) -> RankMicroBatch:
     chunk = cut_chunk(batch, cp_rank=0, cp_size=1, layout="contiguous")
     message = MicroBatchMessage(
         run_id="run",
+        lineage=0,
         step=1,
         index=0,
         count=1,

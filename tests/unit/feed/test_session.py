@@ -51,8 +51,12 @@ def as_fields(header: Header) -> dict:  # type: ignore[type-arg]  # fields of an
     return {name: getattr(header, name) for name in header.__struct_fields__}
 
 
-def batch(step: int, index: int, *, count: int = 2, run_id: str = "run") -> Header:
-    return MicroBatchMessage(run_id=run_id, step=step, index=index, count=count, fields=())
+def batch(
+    step: int, index: int, *, count: int = 2, run_id: str = "run", lineage: int = 0
+) -> Header:
+    return MicroBatchMessage(
+        run_id=run_id, lineage=lineage, step=step, index=index, count=count, fields=()
+    )
 
 
 def give(rank: RankSession, header: Header, *, now_s: float = 0.0) -> list[Header]:
@@ -239,13 +243,41 @@ def test_a_micro_batch_that_cannot_be_is_an_error(wrong: Header) -> None:
     assert not rank.arrived
 
 
+def test_a_rank_is_of_the_lineage_of_the_first_micro_batch_that_it_takes() -> None:
+    rank = session(committed=2)
+    (greeting,) = rank.due(now_s=0)
+    assert isinstance(greeting, HelloMessage)
+    assert greeting.lineage is None
+    welcomed(rank)
+    give(rank, batch(2, 1, lineage=1))  # a repeat is dropped
+    assert rank.lineage is None
+    give(rank, batch(3, 0, count=1, lineage=2))
+    assert rank.want_commit(3) == [CommitMessage(run_id="run", global_rank=5, step=3, lineage=2)]
+    give(rank, ResyncMessage(), now_s=1)
+    (again,) = rank.due(now_s=2)
+    assert isinstance(again, HelloMessage)
+    assert (again.lineage, again.committed_step) == (2, 2)
+
+
+def test_a_micro_batch_of_another_lineage_is_never_handed_over() -> None:
+    rank = session()
+    welcomed(rank)
+    give(rank, batch(3, 0, lineage=1))
+    rank.take()
+    give(rank, batch(3, 1, lineage=2))
+    assert isinstance(rank.error, RankRefused)
+    assert rank.error.code == "other_lineage"
+    assert str(rank.error) == ("other_lineage: got lineage 1, the feed sends lineage 2 now")
+    assert not rank.arrived
+
+
 def test_releases_ends_and_pongs_are_shown() -> None:
     rank = session()
     welcomed(rank)
     give(rank, ReleaseMessage(step=3, index=1))
     give(rank, ReleaseMessage(step=3, index=0))  # never back
     assert rank.released == (3, 1)
-    give(rank, MicroBatchMessage(run_id="run", step=3, index=0, count=2, fields=(),
+    give(rank, MicroBatchMessage(run_id="run", lineage=0, step=3, index=0, count=2, fields=(),
                                  released=(3, 2)))  # fmt: skip
     assert rank.released == (3, 2)
     give(rank, PongMessage(waiting_for=(2,)))

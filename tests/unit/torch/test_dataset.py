@@ -97,7 +97,7 @@ def test_a_data_worker_reads_ahead_and_the_main_process_commits(tmp_path: Path) 
                 seen.append((batch.step, batch.index))
                 assert batch.input_ids.dtype == torch.int32
                 if batch.index + 1 == batch.count:
-                    committer.commit(batch.step)
+                    committer.commit(batch.step, lineage=batch.lineage)
         feed.until(lambda delivery: delivery.is_drained)
     assert seen == [(step.step, i) for step in steps for i in range(step.micro_batch_count)]
 
