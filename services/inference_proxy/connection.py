@@ -42,7 +42,7 @@ class Connection(asyncio.Protocol):
     def _begin(self, *, is_asked: bool) -> None:
         self._is_asked = is_asked
         self._parts: list[bytes] = []
-        self._unread_bytes = self._head_bytes = 0
+        self._unread_bytes = self._bare_bytes = 0  # the latter: since a byte of a body came
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []  # as they came
         self._has_head = self._is_whole = self._keeps = False
@@ -111,15 +111,17 @@ class Connection(asyncio.Protocol):
         if self._parser is None or not self._is_asked or self._is_whole:
             self.abort("the engine speaks unasked")
             return
+        self._bare_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
             self.abort(f"no HTTP answer: {type(exc).__name__} {exc}"[:300])
             return
+        if self._bare_bytes > HEAD_BYTES_MAX and not self._is_whole:
+            what = "fields behind its body" if self._has_head else "head"
+            self.abort(f"the answer's {what} has more than {HEAD_BYTES_MAX} bytes")
+            return
         if not self._has_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES_MAX:
-                self.abort(f"the answer's head has more than {HEAD_BYTES_MAX} bytes")
             return
         if self._unread_bytes > UNREAD_BYTES_MAX and self._transport is not None:
             self._is_read_paused = True
@@ -149,8 +151,10 @@ class Connection(asyncio.Protocol):
             self.headers = []  # an interim answer: the real one follows
         elif not self._has_head:
             self.status, self._has_head = status, True
+            self._bare_bytes = 0
 
     def on_body(self, data: bytes) -> None:
+        self._bare_bytes = 0
         if self._has_head and not self._is_whole:
             self._parts.append(data)
             self._unread_bytes += len(data)

@@ -173,12 +173,12 @@ class GenerateService:
                         parts = await feed.parts(event)
                         if parts:
                             yield b"".join(parts)
-            rest = splitter.rest()
-            parts = [*(await feed.parts(rest) if rest else []), *relay.end()]
-            if parts:
-                yield b"".join(parts)
-            if not relay.is_complete and not relay.has_failed:
-                raise EngineBroke(engine, "the stream ended before its last event")
+                rest = splitter.rest()
+                parts = [*(await feed.parts(rest) if rest else []), *relay.end()]
+                if parts:
+                    yield b"".join(parts)
+                if not relay.is_complete and not relay.has_failed:
+                    raise EngineBroke(engine, "the stream ended before its last event")
         except (UpstreamError, MalformedAnswer, EventTooLarge, SpillFailed, RootNotReady) as exc:
             # The status line is long gone: the client learns it as an event, and no [DONE] comes.
             relay.has_failed = True

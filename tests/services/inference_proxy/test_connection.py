@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.inference_proxy.connection import (
+    HEAD_BYTES_MAX,
     UNREAD_BYTES_MAX,
     Connection,
     ConnectionBroke,
@@ -94,6 +95,28 @@ def test_an_answer_is_the_same_however_its_bytes_come(
         assert b"x-trailer" not in names
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("begin", "field", "what"),
+    [
+        (b"", b"HTTP/1.1 103 Early Hints\r\nx: y\r\n\r\n", "head"),
+        (b"HTTP/1.1 200 OK\r\nx: ", b"yyyyyyyy", "head"),
+        (CHUNKED[:-2], b"x-trailer: y\r\n", "fields behind its body"),
+        (CHUNKED[:-2] + b"x: ", b"yyyyyyyy", "fields behind its body"),
+        (CHUNKED[:-2].partition(b"wh")[0][:-2] + b";", b"yyyyyyyy", "fields behind its body"),
+    ],
+)
+async def test_what_is_no_body_has_a_bound(begin: bytes, field: bytes, what: str) -> None:
+    connection, pipe, _ = await asked()
+    connection.data_received(begin)
+    sent_bytes = 0
+    while not pipe.is_aborted:
+        connection.data_received(field * 100)
+        sent_bytes += 100 * len(field)
+        assert sent_bytes <= HEAD_BYTES_MAX + 100 * len(field)
+    with pytest.raises(ConnectionBroke, match=f"the answer's {what} has more than"):
+        await connection.send(b"", b"", write_s=1.0)
 
 
 async def test_a_body_without_a_length_ends_with_its_connection() -> None:

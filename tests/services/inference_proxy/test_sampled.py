@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import pytest
+from fastapi import Response
 
 from services.inference_proxy.dialects.vllm import make
 from services.inference_proxy.engine import Engine
@@ -101,6 +103,17 @@ async def test_a_stream_of_older_weights_breaks_and_leaves_nothing(tmp_path: Pat
         assert said == "engine e0: v0 sampled the answer to a request of v3"
         await until(lambda: not proxy.files())
         assert not (await view_of(proxy, "e0"))["is_serving"]
+
+
+async def test_an_engine_behind_is_known_by_an_event_that_has_no_end(tmp_path: Path) -> None:
+    engine = NamingEngine()
+    choice = {"index": 0, "token_ids": [1], "finish_reason": "stop", **named("0")[0]}
+    event = b"data: " + orjson.dumps({"choices": [choice]})
+    engine.script.append(lambda _: Response(event, media_type="text/event-stream"))
+    async with running({"e0": engine}, root=tmp_path / "root") as proxy:
+        await report(proxy, 3)
+        await proxy.generate({**request_body(PROMPT), "stream": True})
+        assert (await view_of(proxy, "e0"))["why_out"] == "stale weights: v0 is behind v3"
 
 
 @pytest.mark.parametrize("spills", [False, True])

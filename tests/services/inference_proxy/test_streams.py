@@ -138,6 +138,18 @@ async def test_a_stream_cut_off_says_so_and_leaves_no_file(tmp_path: Path) -> No
         assert "routed_experts_prompt_start" not in engine.requests[-1]["sampling_params"]
 
 
+async def test_an_engine_whose_streams_end_early_is_ejected(tmp_path: Path) -> None:
+    engine = StubEngine()
+    engine.script.extend(
+        [lambda body: StreamingResponse(cut_off(body, engine), media_type="text/event-stream")] * 3
+    )
+    async with running({"e0": engine}, root=tmp_path / "root") as proxy:
+        for failures in (1, 2, 3):
+            await proxy.generate(streamed())
+            assert proxy.parts.book.get("e0").health.failures == failures
+        assert proxy.parts.book.get("e0").health.state == "ejected"
+
+
 async def test_an_engines_error_event_passes_and_leaves_no_file(tmp_path: Path) -> None:
     engine = StubEngine()
 
