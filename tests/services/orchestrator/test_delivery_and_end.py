@@ -7,13 +7,13 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.services.orchestrator.stubs import refusal
 from tests.services.orchestrator.support import (
     Bench,
     assert_problem,
     files_of,
     orchestrator,
     plain_turn,
-    refusal,
 )
 
 

@@ -13,12 +13,11 @@ import pytest
 from services.kit.turns import TURNS_CONTENT_TYPE, TurnWire
 from services.orchestrator.rollout_schemas import RolloutBody, TurnBody
 from services.orchestrator.wire import ROLLOUT_CONTENT_TYPE, decode_rollout
+from tests.services.orchestrator.stubs import StubProxy, refusal
 from tests.services.orchestrator.support import (
-    StubProxy,
     assert_problem,
     orchestrator,
     plain_turn,
-    refusal,
     written_turn,
 )
 

@@ -5,12 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.services.orchestrator.support import (
-    Bench,
-    assert_problem,
-    inline_turn,
-    refusal,
-)
+from tests.services.orchestrator.stubs import refusal
+from tests.services.orchestrator.support import Bench, assert_problem, inline_turn
 from tests.services.orchestrator.test_resume import World, collect
 
 PATH = "/v1/admin/reopen"

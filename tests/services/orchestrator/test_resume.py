@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from sideband.feed.codec import encode_step
+from tests.services.orchestrator.stubs import StubFeed, StubProxy
 from tests.services.orchestrator.support import (
     Bench,
     ManualClock,
-    StubFeed,
-    StubProxy,
     assert_problem,
     files_of,
     inline_turn,
