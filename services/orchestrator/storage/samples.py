@@ -5,7 +5,7 @@ A sample by handle costs about 9 bytes a token and its descriptors; an inline on
 Legend: T tokens of one sample.
 """
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -27,13 +27,13 @@ class UnreadableSamples(ValueError):
 
 class _Runs(msgspec.Struct, array_like=True, frozen=True):
     dtype: Literal["<f4", "<i4"]
-    values: bytes
-    lengths: bytes
+    values: memoryview
+    lengths: memoryview
 
     @classmethod
     def of(cls, runs: Runs) -> "_Runs":
         dtype: Literal["<f4", "<i4"] = "<f4" if runs.values_R.dtype == np.float32 else "<i4"
-        return cls(dtype, runs.values_R.astype(dtype).tobytes(), runs.lengths_R.tobytes())
+        return cls(dtype, _bytes(runs.values_R.astype(dtype, copy=False)), _bytes(runs.lengths_R))
 
     def runs(self) -> Runs:
         return Runs(np.frombuffer(self.values, self.dtype), np.frombuffer(self.lengths, "<i4"))
@@ -46,7 +46,7 @@ class _Rows(msgspec.Struct, array_like=True, frozen=True, tag="rows"):
     pos: int
     dtype: Literal["uint8", "uint16"]
     shape: tuple[int, int, int]
-    data: bytes
+    data: memoryview
 
 
 class _Masks(msgspec.Struct, array_like=True, frozen=True, tag="masks"):
@@ -54,8 +54,8 @@ class _Masks(msgspec.Struct, array_like=True, frozen=True, tag="masks"):
 
     field: Field
     pos: int
-    starts: bytes
-    values: bytes
+    starts: memoryview
+    values: memoryview
 
 
 class _Sample(msgspec.Struct, array_like=True, frozen=True):
@@ -63,9 +63,9 @@ class _Sample(msgspec.Struct, array_like=True, frozen=True):
     rollout_id: str
     env_name: str
     policy_version: int
-    token_ids: bytes
-    loss_mask: bytes
-    logprobs: bytes
+    token_ids: memoryview
+    loss_mask: memoryview
+    logprobs: memoryview
     advantages: _Runs
     temperatures: _Runs
     weight_versions: _Runs | None
@@ -83,11 +83,11 @@ _DECODER: Final = msgspec.msgpack.Decoder(_Wire)
 
 
 def encode_samples(samples: tuple[Sample, ...]) -> bytes:
-    """All samples of one rollout. Copies their arrays: call it in a thread."""
+    """All samples of one rollout. Copies their arrays, once: call it in a thread."""
     return msgspec.msgpack.encode(_Wire(FORM_VERSION, [_encoded(sample) for sample in samples]))
 
 
-def decode_samples(body: bytes) -> tuple[Sample, ...]:
+def decode_samples(body: bytes | memoryview) -> tuple[Sample, ...]:
     """The samples in ``body``, as views of it. Raises UnreadableSamples."""
     try:
         wire = _DECODER.decode(body)
@@ -108,6 +108,11 @@ def size_of(sample: Sample) -> int:
     return 9 * len(sample) + inline
 
 
+def _bytes(array: NDArray[Any]) -> memoryview:
+    """The bytes of an array in C order, not copied where they lie so."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
 def _encoded(sample: Sample) -> _Sample:
     # Segments keep their order within each form; a sample has only one.
     return _Sample(
@@ -115,9 +120,9 @@ def _encoded(sample: Sample) -> _Sample:
         rollout_id=sample.rollout_id,
         env_name=sample.env_name,
         policy_version=sample.policy_version,
-        token_ids=sample.token_ids_T.astype("<i4").tobytes(),
-        loss_mask=np.packbits(sample.loss_mask_T).tobytes(),
-        logprobs=sample.logprobs_T.astype("<f4").tobytes(),
+        token_ids=_bytes(sample.token_ids_T.astype("<i4", copy=False)),
+        loss_mask=_bytes(np.packbits(sample.loss_mask_T)),
+        logprobs=_bytes(sample.logprobs_T.astype("<f4", copy=False)),
         advantages=_Runs.of(sample.advantages),
         temperatures=_Runs.of(sample.temperatures),
         weight_versions=None
@@ -132,10 +137,10 @@ def _encoded(sample: Sample) -> _Sample:
 def _inline(segment: InlineSegment) -> _Rows | _Masks:
     if isinstance(segment.data, RaggedRows):
         starts, values = segment.data.starts_N, segment.data.values_M
-        return _Masks(segment.field, segment.pos, starts.tobytes(), values.tobytes())
+        return _Masks(segment.field, segment.pos, _bytes(starts), _bytes(values))
     rows, layers, top_k = segment.data.shape
     dtype: Literal["uint8", "uint16"] = "uint8" if segment.data.dtype == np.uint8 else "uint16"
-    return _Rows(segment.field, segment.pos, dtype, (rows, layers, top_k), segment.data.tobytes())
+    return _Rows(segment.field, segment.pos, dtype, (rows, layers, top_k), _bytes(segment.data))
 
 
 def _decoded(wire: _Sample) -> Sample:
