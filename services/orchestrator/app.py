@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,15 +29,15 @@ from services.orchestrator.ledger import Ledger
 from services.orchestrator.limits import FILE_THREADS
 from services.orchestrator.metrics import Metrics
 from services.orchestrator.proxy_client import ProxyClient
+from services.orchestrator.reading import reader_pool
+from services.orchestrator.roots import prepare_root, run_root
 from services.orchestrator.service import Orchestrator
 from services.orchestrator.starting import begin_term
 from services.orchestrator.storage.opening import open_ledger
 from services.orchestrator.terms import Terms
 from sideband.ids import RunId
 from sideband.model import ModelShape
-from sideband.payload.errors import OtherRun
 from sideband.payload.reader import PayloadReader
-from sideband.payload.root import PayloadRoot
 from sideband.routing import model_shape
 
 DESCRIPTION = (
@@ -111,7 +111,7 @@ def _terms(settings: OrchestratorSettings, metrics: Metrics, world: World) -> Te
     @asynccontextmanager
     async def open_one() -> AsyncIterator[Ledger]:
         if settings.is_ledger_in_root:
-            await asyncio.to_thread(_prepare_root, settings)
+            await asyncio.to_thread(prepare_root, settings)
         opened = world.ledger or await open_ledger(settings.ledger_place(), clock_s=world.clock_s)
         try:
             yield opened
@@ -169,7 +169,7 @@ async def _service(
     if settings.payload_root is not None:
         # A run that is known has its root: an empty mount point must not become a new one.
         is_known = records is not None
-        root = await asyncio.to_thread(_root, settings, is_fresh=is_fresh, is_known=is_known)
+        root = await asyncio.to_thread(run_root, settings, is_fresh=is_fresh, is_known=is_known)
         pool = stack.enter_context(ThreadPoolExecutor(FILE_THREADS, "payload"))
         reader = stack.enter_context(PayloadReader(root, model=model))
         files = Files(root, reader, pool, metrics, deletes_per_s=settings.deletes_per_s)
@@ -181,25 +181,11 @@ async def _service(
         ledger=ledger,
         files=files,
         metrics=metrics,
+        readers=await stack.enter_async_context(reader_pool(settings.body_bytes_max)),
         clock_s=clock_s,
     )
     metrics.watch(service.book, lambda: service.journal.pending)
     return service
-
-
-def _root(settings: OrchestratorSettings, *, is_fresh: bool, is_known: bool) -> PayloadRoot:
-    assert settings.payload_root is not None, "asked only with one"
-    run_id = RunId(settings.run_id)
-    if is_known:
-        return PayloadRoot.open(settings.payload_root, run_id=run_id)
-    return PayloadRoot.create(settings.payload_root, run_id, fresh=is_fresh)
-
-
-def _prepare_root(settings: OrchestratorSettings) -> None:
-    """The folder and its marker, so that the ledger can lie beside it; nothing is wiped yet."""
-    assert settings.payload_root is not None, "a ledger in the root needs one"
-    with suppress(OtherRun):  # that is for whoever leads to refuse, or to wipe
-        PayloadRoot.create(settings.payload_root, RunId(settings.run_id), fresh=False)
 
 
 def load_model(path: Path | None) -> ModelShape | None:

@@ -13,6 +13,7 @@ Problem
 ├── PolicyUnknown, PolicyBehind, TooManyLeases, TooManyRollouts (503, with Retry-After)
 ├── LedgerBehind, LedgerUnavailable, NotLeading, StorageFull (503, with Retry-After)
 ├── TurnsMissing, NoProxy, ProxyUnavailable: ``reference_errors``
+├── ReadersBusy, ReaderLost (503, with Retry-After): ``kit.readers.pool``
 ├── StepNotCommitted, LineageConflict, NotDurable, StepsMoving: ``return_errors``
 ├── UnsupportedForm (415)    neither of the two forms of a rollout
 ├── NoPayloadRoot (409)      a file operation in an inline run

@@ -9,7 +9,7 @@ TOKENS_PER_TURN_MAX: Final = 1 << 24
 GROUP_SIZE_MAX: Final = 4096
 REWARD_MAX: Final = 1e30  # differences of rewards must stay finite in float32
 DETAIL_CHARACTERS_MAX: Final = 500  # of a reason that is kept
-DECODE_INLINE_BYTES_MAX: Final = 64 << 10  # larger bodies are decoded off the event loop
+READ_INLINE_BYTES_MAX: Final = 64 << 10  # larger bodies are read in a thread, large ones elsewhere
 LIST_ITEMS_MAX: Final = 1000  # of one admin answer
 
 CHANGES_PER_COMMIT_MAX: Final = 256  # about 2,000 rows: some 20 ms of work on the event loop

@@ -1,14 +1,19 @@
 """The orchestrator's view of the inference proxy: its policy version, sessions to discard."""
 
+from typing import Final
+
 import httpx
 import msgspec
 
+from services.kit.readers.held import HeldBody
 from services.kit.turns import TURNS_CONTENT_TYPE
 from services.orchestrator.errors import RETRY_SOON
 from services.orchestrator.limits import DETAIL_CHARACTERS_MAX
 from services.orchestrator.reference_errors import TurnGone, TurnsMissing
 from services.orchestrator.wire import TurnRefWire
 from sideband.ids import SessionId
+
+PROBLEM_BYTES_MAX: Final = 64 << 10  # of what is not the turns
 
 
 class ProxyCallFailed(Exception):
@@ -56,9 +61,12 @@ class ProxyClient:
             "DELETE", f"/v1/sessions/{session_id}?delete_files=true", gone_is_fine=True
         )
 
-    async def fetch_turns(self, asked: TurnsAsked, *, bytes_max: int) -> bytes:
-        """Kept turns, encoded. Raises TurnsMissing for one that is not given, ProxyCallFailed."""
-        path, content = "/v1/turns/fetch", bytearray()
+    async def fetch_turns(self, asked: TurnsAsked, turns: HeldBody, *, bytes_max: int) -> None:
+        """Put kept turns, encoded, into ``turns``.
+
+        Raises TurnsMissing for one that is not given, ProxyCallFailed, ReadersBusy.
+        """
+        path, told = "/v1/turns/fetch", b""
         headers = {
             **self._headers,
             "accept": TURNS_CONTENT_TYPE,
@@ -70,16 +78,18 @@ class ProxyClient:
                 "POST", self._url + path, content=request, headers=headers
             ) as answer:
                 async for chunk in answer.aiter_bytes():
-                    content += chunk
-                    if len(content) > bytes_max:
+                    if not answer.is_success:
+                        told = (told + chunk)[:PROBLEM_BYTES_MAX]
+                        continue
+                    turns.add(chunk)
+                    if turns.size_bytes > bytes_max:
                         raise ProxyCallFailed(f"POST {path}: more than {bytes_max} bytes")
         except httpx.HTTPError as exc:
             raise ProxyCallFailed(f"POST {path}: {type(exc).__name__} {exc}") from exc
         if answer.status_code in {404, 409, 410}:
-            raise _missing(answer.status_code, bytes(content))
+            raise _missing(answer.status_code, told)
         if not answer.is_success:
             raise ProxyCallFailed(f"POST {path}: {answer.status_code}")
-        return bytes(content)
 
     async def release_turns(self, asked: TurnsAsked) -> None:
         """Say that turns were handed in durably. Raises ProxyCallFailed."""

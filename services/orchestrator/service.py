@@ -17,32 +17,27 @@ from contextlib import contextmanager
 import structlog
 
 from services.kit.problems import Problem
+from services.kit.readers.pool import ReaderPool
 from services.orchestrator import collecting, ending, leasing, policies, stepping
-from services.orchestrator.checking import DeliveryLog, with_files_checked
-from services.orchestrator.collecting import Delivery
+from services.orchestrator.checking import DeliveryLog
 from services.orchestrator.config import OrchestratorSettings
 from services.orchestrator.errors import (
-    REFUSALS,
-    RETRY_SOON,
     RolloutUnknown,
-    TooManyRollouts,
 )
 from services.orchestrator.feed_client import Failure, FeedClient
 from services.orchestrator.files import Files
 from services.orchestrator.history import PolicySource
-from services.orchestrator.intake import IntakeRules, read
+from services.orchestrator.intake import IntakeRules
 from services.orchestrator.journal import Journal
 from services.orchestrator.leasing import LeaseRequest
 from services.orchestrator.ledger import Ledger
 from services.orchestrator.lifecycle import Phase, Run
-from services.orchestrator.limits import DECODE_INLINE_BYTES_MAX
 from services.orchestrator.metrics import Metrics
 from services.orchestrator.proxy_client import ProxyClient
 from services.orchestrator.records import Change, Lease, LeaseState, Rollout
 from services.orchestrator.releases import Releases
 from services.orchestrator.resuming import Resumption
 from services.orchestrator.room import Room
-from services.orchestrator.wire import RolloutWire
 from sideband.batch.packing import PackingPlan
 from sideband.ids import LeaseId, RolloutId, SessionId
 from sideband.model import ModelShape
@@ -62,10 +57,11 @@ class Orchestrator:
         ledger: Ledger,
         files: Files | None,
         metrics: Metrics,
+        readers: ReaderPool,
         clock_s: Callable[[], float] = time.time,
     ) -> None:
         self.settings, self.model, self.files, self.metrics = settings, model, files, metrics
-        self.book, self.ledger = resumption.book, ledger
+        self.book, self.ledger, self.readers = resumption.book, ledger, readers
         self.resumption = resumption
         self.plan: PackingPlan = settings.packing_plan()
         self.sessions: asyncio.Queue[SessionId] = asyncio.Queue()  # to be discarded
@@ -91,8 +87,8 @@ class Orchestrator:
         self.room = Room(settings.quota(), metrics)
         if files is not None:
             files.on_deleted = self._note_deleted
-        self._deliveries = DeliveryLog()
-        self._intake = IntakeRules(
+        self.deliveries = DeliveryLog()
+        self.intake_rules = IntakeRules(
             run_id=self.book.rules.run_id,
             model=model,
             has_root=files is not None,
@@ -181,47 +177,6 @@ class Orchestrator:
             lease = leasing.abort(self.book, change, lease_id, self.clock_s())
         await self.commit(change)
         return lease
-
-    async def deliver(
-        self, wire: RolloutWire, size_bytes: int, *, digest: str | None = None
-    ) -> Rollout:
-        """Take a finished rollout in. Idempotent by id and content, or by id and ``digest``.
-
-        Raises RolloutRefused, RolloutConflict, LeaseUnknown, TooManyRollouts, StorageFull.
-        """
-        self.journal.admit()
-        lease = self.book.lease_of_rollout(RolloutId(wire.rollout_id))
-        is_open = lease is not None and lease.state is LeaseState.OPEN
-        if is_open and len(self.book.held) >= self.book.rules.rollouts_held_max:
-            raise TooManyRollouts("The trainer is behind.", headers=RETRY_SOON)
-        if is_open:
-            self.room.admit_delivery(self.book)
-        reading = lease if is_open else None
-        if size_bytes <= DECODE_INLINE_BYTES_MAX:
-            delivery = read(wire, reading, self._intake, digest)
-        else:
-            delivery = await asyncio.to_thread(read, wire, reading, self._intake, digest)
-        if collecting.known(self.book, delivery.rollout_id, delivery.digest) is None:
-            delivery = await self._checked(delivery)
-        before = collecting.known(self.book, delivery.rollout_id, delivery.digest)
-        with self.decision() as change:
-            outcome = collecting.deliver(self.book, change, delivery, self.clock_s())
-        await self.commit(change)
-        if isinstance(outcome, Problem):
-            raise outcome
-        if before is None:
-            self.metrics.delivered(outcome)
-            self._deliveries.note(outcome)
-        if outcome.refusal is not None:
-            raise REFUSALS[outcome.refusal](outcome.detail, rollout_id=outcome.rollout_id)
-        return outcome
-
-    async def _checked(self, delivery: Delivery) -> Delivery:
-        if self.files is None or not self.settings.check_files:
-            return delivery
-        return await with_files_checked(
-            delivery, self.files, self.book.retention, wait_s=self.settings.file_wait_s
-        )
 
     async def drop_rollout(self, rollout_id: RolloutId) -> Rollout:
         """An operator drops a held rollout. Raises RolloutUnknown, RolloutInStep."""

@@ -73,7 +73,7 @@ class _Decoder:
     rollout: Final = msgspec.msgpack.Decoder(DeliveredWire)
 
 
-def decode_rollout(body: bytes) -> DeliveredWire:
+def decode_rollout(body: bytes | bytearray) -> DeliveredWire:
     """The rollout in ``body``. Raises msgspec.MsgspecError, UnicodeDecodeError, RecursionError."""
     return _Decoder.rollout.decode(body)
 

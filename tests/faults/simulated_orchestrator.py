@@ -14,10 +14,12 @@ from services.kit.problems import Problem
 from services.kit.turns import TurnWire
 from services.orchestrator import going_back, loops, returning, shipping
 from services.orchestrator.config import OrchestratorSettings
+from services.orchestrator.delivering import deliver
 from services.orchestrator.leasing import LeaseRequest
 from services.orchestrator.ledger import LedgerFailed
 from services.orchestrator.lifecycle import Phase
 from services.orchestrator.metrics import Metrics
+from services.orchestrator.reading import reader_pool
 from services.orchestrator.records import Records
 from services.orchestrator.restoring import restore
 from services.orchestrator.service import Orchestrator
@@ -76,6 +78,7 @@ class Process:
             ledger=world.ledger,
             files=files,
             metrics=metrics,
+            readers=reader_pool(own.body_bytes_max),
             clock_s=lambda: 1000.0,
         )
         service.let_out_resumption()
@@ -148,7 +151,7 @@ class Process:
             world.written.add(file)
             world.disk.add(file)
         wire = rollout_wire(name, file, is_failed=name in world.bad, reward=float(number % 3))
-        receipt = await self.answered(lambda: service.deliver(wire, 100))
+        receipt = await self.answered(lambda: deliver(service, wire, 100))
         if name not in world.acknowledged:
             world.acknowledged[name] = "dropped" if receipt.reason is not None else "accepted"
             assert (receipt.reason is not None) is (name in world.bad), receipt.detail

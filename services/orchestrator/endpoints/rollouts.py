@@ -4,13 +4,13 @@ import asyncio
 from itertools import islice
 from typing import Final
 
-import msgspec
-import orjson
 from fastapi import APIRouter, Request
-from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
 
 from services.kit.problems import InvalidRequest, responses
+from services.kit.readers.held import HeldBody, held_body
+from services.kit.readers.pool import ReaderLost, ReadersBusy
+from services.orchestrator.decoding import CONTENT_TYPES, JSON, Undecodable, decode_delivered
+from services.orchestrator.delivering import deliver, deliver_large
 from services.orchestrator.endpoints.parts import EVERYWHERE, RolloutPath, Service, shown
 from services.orchestrator.errors import (
     REFUSALS,
@@ -22,11 +22,9 @@ from services.orchestrator.errors import (
     TooManyRollouts,
     UnsupportedForm,
 )
-from services.orchestrator.limits import (
-    DECODE_INLINE_BYTES_MAX,
-    DETAIL_CHARACTERS_MAX,
-    LIST_ITEMS_MAX,
-)
+from services.orchestrator.limits import LIST_ITEMS_MAX, READ_INLINE_BYTES_MAX
+from services.orchestrator.reading import LargeRollout
+from services.orchestrator.records import Rollout
 from services.orchestrator.reference_errors import (
     NoProxy,
     ProxyUnavailable,
@@ -34,14 +32,14 @@ from services.orchestrator.reference_errors import (
     TurnsMissing,
 )
 from services.orchestrator.references import deliver_by_reference
-from services.orchestrator.rollout_schemas import RolloutBody, inlined_schema
+from services.orchestrator.rollout_schemas import inlined_schema
 from services.orchestrator.schemas import Receipt, Rollouts, RolloutView
-from services.orchestrator.wire import ROLLOUT_CONTENT_TYPE, DeliveredWire, decode_rollout
+from services.orchestrator.service import Orchestrator
+from services.orchestrator.wire import ROLLOUT_CONTENT_TYPE
 from sideband.ids import RolloutId
 
 router = APIRouter(tags=["rollouts"])
 admin_router = APIRouter(tags=["rollouts"])  # of what environments must not do
-JSON: Final = "application/json"
 
 _REQUEST_BODY: Final = {
     "requestBody": {
@@ -77,6 +75,8 @@ _REQUEST_BODY: Final = {
         TurnGone,
         NoProxy,
         ProxyUnavailable,
+        ReadersBusy,
+        ReaderLost,
         *REFUSALS.values(),
     ),
     openapi_extra=_REQUEST_BODY,
@@ -88,34 +88,50 @@ async def deliver_rollout(request: Request, service: Service) -> Receipt:
     `session_id`. If one of them cannot be given the lease stays open.
     """
     content_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    decode = {JSON: _from_json, ROLLOUT_CONTENT_TYPE: decode_rollout}.get(content_type)
-    if decode is None:
+    if content_type not in CONTENT_TYPES:
         raise UnsupportedForm(
             f"A rollout comes as {JSON} or {ROLLOUT_CONTENT_TYPE}, not {content_type[:100]!r}."
         )
-    body = await request.body()
     try:
-        if len(body) <= DECODE_INLINE_BYTES_MAX:
-            wire = decode(body)
-        else:
-            wire = await asyncio.to_thread(decode, body)
-    except ValidationError as exc:
-        errors = [{**error, "loc": ("body", *error["loc"])} for error in exc.errors()]
-        raise RequestValidationError(errors) from exc
-    except orjson.JSONDecodeError as exc:
-        fault = {"loc": ("body",), "msg": f"must be JSON: {exc}"[:DETAIL_CHARACTERS_MAX]}
-        raise RequestValidationError([fault]) from exc
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-        raise InvalidRequest(f"body: {exc}"[:DETAIL_CHARACTERS_MAX]) from exc
-    if wire.ways > 1:
-        raise InvalidRequest("body: has more than one of turns, turn_refs and session_id")
+        with held_body(service.readers) as body:
+            await body.fill(request.stream())
+            if body.is_large:
+                return Receipt.of(await _take_large(service, content_type, body))
+            return Receipt.of(await _take(service, content_type, body.whole()))
+    except Undecodable as exc:
+        raise _invalid(exc) from exc
+
+
+async def _take(service: Orchestrator, content_type: str, body: bytes) -> Rollout:
+    if len(body) <= READ_INLINE_BYTES_MAX:
+        wire = decode_delivered(content_type, body)
+    else:
+        wire = await asyncio.to_thread(decode_delivered, content_type, body)
+    _check_ways(wire.ways)
     if wire.is_by_reference:
-        return Receipt.of(await deliver_by_reference(service, service.proxy, wire))
-    return Receipt.of(await service.deliver(wire.with_turns(wire.turns), len(body)))
+        return await deliver_by_reference(service, service.proxy, wire)
+    return await deliver(service, wire.with_turns(wire.turns), len(body))
 
 
-def _from_json(body: bytes) -> DeliveredWire:
-    return RolloutBody.model_validate(orjson.loads(body)).to_wire()
+async def _take_large(service: Orchestrator, content_type: str, body: HeldBody) -> Rollout:
+    async with service.readers.job() as job:
+        large = await LargeRollout.opened(job, content_type, body.parts)
+        _check_ways(large.ways)
+        if not large.wire.is_by_reference:
+            return await deliver_large(service, large)
+    return await deliver_by_reference(service, service.proxy, large.wire)
+
+
+def _check_ways(ways: int) -> None:
+    if ways > 1:
+        raise InvalidRequest("body: has more than one of turns, turn_refs and session_id")
+
+
+def _invalid(error: Undecodable) -> InvalidRequest:
+    problem = InvalidRequest(error.detail)
+    if error.faults:
+        problem.facts["faults"] = [fault.model_dump() for fault in error.faults]
+    return problem
 
 
 @router.get(
