@@ -94,10 +94,9 @@ class SampleShape:
 def lengths(count: int, *, mean: int, seed: int) -> list[int]:
     """``count`` sample lengths between 0.2 and 1.8 of ``mean`` that add up to count × mean."""
     rng = np.random.default_rng(seed)
-    drawn = rng.uniform(0.2, 1.8, count)
-    scaled = np.maximum(1, (drawn * (mean / drawn.mean())).astype(np.int64))
-    scaled[0] += count * mean - int(scaled.sum())
-    return [int(value) for value in scaled]
+    stops = np.cumsum(rng.uniform(0.2, 1.8, count))
+    edges = np.rint(stops * (count * mean / stops[-1])).astype(np.int64)
+    return [int(value) for value in np.diff(edges, prepend=0)]
 
 
 def handle_sample(serial: int, shape: SampleShape, model: ModelShape) -> Sample:

@@ -120,7 +120,9 @@ def test_the_sampled_token_is_kept() -> None:
     assert all(sampled[row] in masks[row] for row in range(len(masks)))
 
 
-def test_lengths_add_up() -> None:
-    drawn = lengths(100, mean=450, seed=1)
-    assert sum(drawn) == 45_000
+@pytest.mark.parametrize("count", [1, 100, 100_000])
+def test_lengths_add_up_and_no_sample_bears_the_rounding_of_all(count: int) -> None:
+    drawn = lengths(count, mean=450, seed=1)
+    assert sum(drawn) == count * 450
     assert min(drawn) > 0
+    assert max(drawn) <= 2 * 450
