@@ -1,8 +1,9 @@
 """The command line of a service: its settings come from the environment, so it knows ``--help``."""
 
 import argparse
+import re
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
@@ -10,6 +11,7 @@ from pydantic_settings import SettingsError
 from services.kit.settings import ServiceSettings
 
 S = TypeVar("S", bound=ServiceSettings)
+_NAMED: Final = re.compile(r'field "(\w+)"')  # how the error of a value that is no JSON names it
 
 
 def settings_of(kind: type[S], service: str, argv: Sequence[str] | None = None) -> S:
@@ -35,12 +37,20 @@ def settings_of(kind: type[S], service: str, argv: Sequence[str] | None = None) 
     try:
         return kind()
     except ValidationError as exc:
-        faults = [
-            ": ".join(
-                [*(f"{prefix}{str(part).upper()}" for part in fault["loc"][:1]), fault["msg"]]
-            )
-            for fault in exc.errors(include_url=False, include_input=False)
-        ]
-        parser.exit(2, "".join(f"{parser.prog}: {fault}\n" for fault in faults))
+        faults = exc.errors(include_url=False, include_input=False)
+        lines = [_line(prefix, fault["loc"], fault["msg"]) for fault in faults]
+        parser.exit(2, "".join(f"{parser.prog}: {line}\n" for line in lines))
     except SettingsError as exc:  # a list or an object that is no JSON
-        parser.exit(2, f"{parser.prog}: {exc}\n")
+        (name,) = _NAMED.findall(str(exc))
+        line = _line(prefix, (name,), f"must be JSON: {exc.__cause__}")
+        parser.exit(2, f"{parser.prog}: {line}\n")
+
+
+def _line(prefix: str, place: Sequence[int | str], rule: str) -> str:
+    """``SIDEBAND_PROXY_ENGINES[0].role: must ...``; a rule between settings names them itself."""
+    rule = rule.removeprefix("Value error, ")
+    if not place:
+        return rule
+    name, *parts = place
+    inside = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+    return f"{prefix}{str(name).upper()}{inside}: {rule}"

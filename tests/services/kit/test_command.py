@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from services.inference_proxy.config import ProxySettings
 from services.kit.command import settings_of
 from services.kit.documents import SERVICES, settings_class
+from services.kit.settings import ServiceSettings
 from services.trainer_feed.config import FeedSettings
 
 
@@ -38,16 +40,49 @@ def test_what_is_missing_or_wrong_is_named_by_its_variable(
     assert "99999" not in "".join(lines)
 
 
-def test_a_list_that_is_no_json_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("kind", "variable", "value", "said"),
+    [
+        (FeedSettings, "SIDEBAND_FEED_ADMIN_TOKENS", "secret", "must be JSON: Expecting value"),
+        (ProxySettings, "SIDEBAND_PROXY_ENGINES", '[{"name": "secret"', "must be JSON: Expecting"),
+    ],
+)
+def test_what_is_no_json_is_named_by_its_variable(
+    kind: type[ServiceSettings],
+    variable: str,
+    value: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("SIDEBAND_FEED_ADMIN_TOKENS", "secret-that-is-not-a-list")
+    monkeypatch.setenv("SIDEBAND_FEED_RUN_ID", "run-1")
+    monkeypatch.setenv(variable, value)
     with pytest.raises(SystemExit) as caught:
-        settings_of(FeedSettings, "trainer_feed", [])
+        settings_of(kind, "any", [])
     assert caught.value.code == 2
     shown = capsys.readouterr().err
-    assert "admin_tokens" in shown
+    assert f": {variable}: {said}" in shown
     assert "secret" not in shown
+
+
+def test_a_part_of_a_setting_is_named_where_it_stands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engines = '[{"name": "e0", "url": "http://a"}, {"name": "e1", "url": "http://b", "role": "x"}]'
+    monkeypatch.setenv("SIDEBAND_PROXY_ENGINES", engines)
+    with pytest.raises(SystemExit):
+        settings_of(ProxySettings, "inference_proxy", [])
+    assert ": SIDEBAND_PROXY_ENGINES[1].role: Input should be" in capsys.readouterr().err
+
+
+def test_a_rule_between_settings_is_told_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SIDEBAND_PROXY_HOST", "0.0.0.0")
+    with pytest.raises(SystemExit):
+        settings_of(ProxySettings, "inference_proxy", [])
+    shown = capsys.readouterr().err
+    assert shown.startswith("python -m services.inference_proxy: admin_tokens is empty: host 0.0")
 
 
 def test_an_argument_that_is_not_known_is_refused() -> None:
