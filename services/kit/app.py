@@ -20,8 +20,8 @@ from services.kit import problems
 from services.kit.auth import TokenCheck, Tokens
 from services.kit.middleware import BodyLimit, RequestLog, RequestMetrics
 from services.kit.problems import (
+    UNROUTED,
     Forbidden,
-    HeadTooLarge,
     Problem,
     Unauthorized,
     contained,
@@ -134,7 +134,7 @@ def build_app(
         description=description,
         version=metadata.version("sideband"),
         lifespan=_with_tokens(lifespan, tokens),
-        responses=described(HeadTooLarge),
+        responses=described(*UNROUTED),
     )
     app.tokens = tokens
     problems.install(app)

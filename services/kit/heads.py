@@ -3,6 +3,7 @@
 A server that takes bytes for another request, or for other headers, than a proxy in front of it
 does would let one client's bytes speak for another. So:
 
+- what is no request is a 400, told as every other problem is;
 - a head of more than ``HEAD_BYTES_MAX`` is a 431 and starts nothing, in however many parts it
   comes; one that is not whole yet is refused when so many bytes of it were read, or a part later;
 - fields behind a chunked body are no headers: they are dropped, and bounded like a head;
@@ -21,7 +22,13 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from services.kit.problems import SHOWN_CHARACTERS_MAX, HeadTooLarge, render
+from services.kit.problems import (
+    SHOWN_CHARACTERS_MAX,
+    HeadTooLarge,
+    MalformedRequest,
+    Problem,
+    render,
+)
 
 HEAD_BYTES_MAX: Final = 64 << 10  # of a request's line and headers, with what separates them
 
@@ -32,6 +39,7 @@ class BoundedProtocol(HttpToolsProtocol):
     is_refused = False  # nothing more is read of this connection
     _is_in_head = False  # a head has begun whose end was not read
     _is_between = True  # no request has begun whose end was not read
+    _fault: MalformedRequest | None = None  # for which a callback has stopped the parser
     _part_bytes = 0  # of what was read last
     _head_least = _head_most = 0  # bytes of that head: in parts of nothing else, and of any
     _bare_bytes = 0  # of parts in a row that held nothing of a body where one was due
@@ -49,7 +57,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_least += self._part_bytes
             if self._head_least > HEAD_BYTES_MAX:
                 self.refuse_head()
-        elif not self._is_between and self._bare_bytes > HEAD_BYTES_MAX:
+        elif self.is_in_body and self._bare_bytes > HEAD_BYTES_MAX:
             self.logger.warning("fields behind a body have more than %d bytes", HEAD_BYTES_MAX)
             self._close()
 
@@ -71,7 +79,10 @@ class BoundedProtocol(HttpToolsProtocol):
             raise HeadTooLarge("told by send_400_response, as all that stops the parser")
         is_last = self.parser.should_upgrade()
         if is_last and _has_body(self.headers):
-            raise ValueError("no body goes with an upgrade: told by send_400_response")
+            self._fault = MalformedRequest(
+                "nothing is upgraded here: ask again without, or no body"
+            )
+            raise self._fault
         self._is_in_head, self._bare_bytes = False, 0
         super().on_headers_complete()
         if is_last:
@@ -91,20 +102,34 @@ class BoundedProtocol(HttpToolsProtocol):
         """Called for what the parser, or a callback of it, does not take."""
         if self._is_in_head and self._is_head_too_large():
             self.refuse_head()
-        elif not self._ends_after_answers():
-            self.is_refused, self._is_in_head = True, False
-            super().send_400_response(msg)
+        else:
+            what = "the body's framing" if self.is_in_body else "the request line or a header"
+            self._refuse(self._fault or MalformedRequest(f"{what} is not as HTTP says"))
 
     def refuse_head(self) -> None:
-        """Say that it is too large, and close when the client does, or soon."""
+        """Say that it is too large."""
+        detail = f"the request line and headers have more than {HEAD_BYTES_MAX} bytes"
+        self._refuse(HeadTooLarge(detail))
+
+    @property
+    def is_in_body(self) -> bool:
+        """Whether a request has begun, its head was read, and its end was not."""
+        return not (self._is_between or self._is_in_head)
+
+    def _refuse(self, problem: Problem) -> None:
+        """Say what is wrong, read no more, and close when the client does, or soon: one that still
+        sends would lose the answer.
+        """
         if self._ends_after_answers():
             return
-        detail = f"the request line and headers have more than {HEAD_BYTES_MAX} bytes"
-        answer = render(HeadTooLarge(detail), _path_of(self._target()))
+        answer = render(problem, _path_of(self._target()))
         headers = [*self.server_state.default_headers, *answer.raw_headers]
         lines = [b"%b: %b\r\n" % header for header in [*headers, (b"connection", b"close")]]
         head = b"".join([STATUS_LINE[answer.status_code], *lines, b"\r\n"])
         self.transport.write(head + bytes(answer.body))
+        if self.is_in_body:  # whoever waits for the rest need not, and says nothing more
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         self.is_refused, self._is_in_head = True, False
         self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(
@@ -116,14 +141,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _target(self) -> bytes:
         """What the request that is read asks for, as far as it came."""
-        return self.url
+        return b"" if self._is_between else self.url
 
     def _ends_after_answers(self) -> bool:
         """Whether something else is due first: then that is the last thing said."""
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None or cycle.response_complete:
             return False
-        if self._is_between or self._is_in_head:  # the fault is in none that is being answered
+        if not self.is_in_body:  # the fault is in none that is being answered
             cycle.keep_alive, self.is_refused, self._is_in_head = False, True, False
         elif self.pipeline or cycle.response_started:
             self._close()

@@ -81,7 +81,7 @@ class ProblemBody(BaseModel):
 
 def responses(*kinds: type[Problem]) -> dict[int | str, dict[str, Any]]:
     """OpenAPI ``responses`` for an endpoint that may raise these kinds, and the kit's own."""
-    return described(*kinds, InvalidRequest, BodyTooLarge)
+    return described(*kinds, InvalidRequest, BodyTooLarge, *UNROUTED)
 
 
 def described(*kinds: type[Problem]) -> dict[int | str, dict[str, Any]]:
@@ -114,6 +114,15 @@ class HeadTooLarge(Problem):
     """A request line and headers over what a server reads of them; the connection is closed."""
 
     status, code, title = 431, "head_too_large", "Head too large"
+
+
+class MalformedRequest(Problem):
+    """Bytes that are no HTTP request; the connection is closed."""
+
+    status, code, title = 400, "malformed_request", "Malformed request"
+
+
+UNROUTED: Final = (MalformedRequest, HeadTooLarge)  # said before anything knows the route
 
 
 class Unauthorized(Problem):

@@ -53,6 +53,12 @@ def statuses(transport: FakeTransport) -> list[int]:
     return [int(part[:3]) for part in b"".join(transport.parts).split(b"HTTP/1.1 ")[1:]]
 
 
+def refused(transport: FakeTransport) -> ProblemBody:
+    """The body of the only answer."""
+    content = b"".join(transport.parts).partition(b"\r\n\r\n")[2]
+    return ProblemBody.model_validate_json(content)
+
+
 async def fed(protocol: CallerProtocol, *parts: bytes) -> None:
     for part in parts:
         protocol.data_received(part)
@@ -84,7 +90,7 @@ async def test_what_is_neither_head_nor_body_has_the_bound_of_a_head(
     protocol, transport = connected(Seen())
     await fed(protocol, CHUNKED + b"3\r\nabc\r\n" + begin)
     sent_bytes = 0
-    while not transport.is_closed:
+    while not protocol.is_refused:
         protocol.data_received(field * 100)
         sent_bytes += len(field) * 100
         assert sent_bytes <= HEAD_BYTES_MAX + len(field) * 100
@@ -112,7 +118,7 @@ async def test_the_body_of_an_upgrade_is_never_a_request(name: bytes, framing: b
     protocol, transport = connected(seen)
     await fed(protocol, b"POST / HTTP/1.1\r\n" + UPGRADE % name + framing + b"\r\n", GET, GET)
     assert (statuses(transport), seen.requests) == ([400], [])
-    assert transport.is_closed
+    assert "nothing is upgraded here" in refused(transport).detail
 
 
 @pytest.mark.parametrize("length", [b"", b"content-length: 0\r\n"])
@@ -150,10 +156,37 @@ async def test_a_broken_body_is_a_400_in_its_own_place_alone() -> None:
         seen.gate.clear()
         protocol, transport = connected(seen)
         await fed(protocol, earlier + CHUNKED + b"3\r\nabc\r\nnone\r\n", GET)
-        assert (statuses(transport), transport.is_closed) == (expected, True)
-        protocol.connection_lost(None)
+        assert (statuses(transport), transport.is_closed) == (expected, not expected)
         seen.gate.set()
+        protocol.timeout_keep_alive_handler()
+        assert transport.is_closed
+        protocol.connection_lost(None)
         await settled()
+
+
+async def test_nothing_is_said_after_the_refusal_of_a_body() -> None:
+    async def hasty(_scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        await send({"type": START, "status": 200, "headers": HEADERS})
+        await send({"type": "http.response.body", "body": b"hello"})
+
+    protocol, transport = connected(hasty)
+    await fed(protocol, CHUNKED + b"3\r\nabc\r\nnone\r\n")
+    assert statuses(transport) == [400]
+    assert not protocol.tasks, "it was told"
+    body = refused(transport)
+    assert (body.code, body.instance) == ("malformed_request", "/")
+
+
+@pytest.mark.parametrize(
+    "data", [b"\0\1", b"G@T / HTTP/1.1\r\n\r\n", b"GET /a HTTP/1.1\r\nx y\r\n\r\n"]
+)
+async def test_what_is_no_request_is_a_problem_too(data: bytes) -> None:
+    protocol, transport = connected(Seen())
+    await fed(protocol, data, GET)
+    assert statuses(transport) == [400]
+    assert refused(transport).instance == ("/a" if b"/a" in data else "")
 
 
 def head_of(size_bytes: int, lines: int) -> bytes:
@@ -205,8 +238,7 @@ async def test_the_refusal_of_a_head_is_a_problem_that_names_its_path(
 ) -> None:
     protocol, transport = connected(answering(send_whole=True))
     await fed(protocol, *cut(TOO_LARGE.replace(b" / ", b" %b " % target), size))
-    answer = b"".join(transport.parts)
-    body = ProblemBody.model_validate_json(answer.partition(b"\r\n\r\n")[2])
+    body = refused(transport)
     assert (body.status, body.code, body.instance) == (431, "head_too_large", path)
 
 
@@ -214,7 +246,6 @@ async def test_what_is_no_head_is_a_400_however_much_comes() -> None:
     protocol, transport = connected(answering(send_whole=True))
     for part in (b"GET / HTTP/1.1\r\nhost", b": x\r\n\0bad" + b"x" * LARGE):
         protocol.data_received(part)
-    assert transport.is_closed
     assert b"".join(transport.parts).count(b"HTTP/1.1 ") == 1
     assert transport.parts[0].startswith(b"HTTP/1.1 400 ")
 
