@@ -2,70 +2,23 @@
 
 import asyncio
 import re
-import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from pydantic import ValidationError
 
-from services.trainer_feed.app import create_app
-from services.trainer_feed.config import FeedSettings
-from sideband.feed.codec import STEP_CONTENT_TYPE, Step, encode_step
-from sideband.feed.committer import StepCommitter
-from sideband.feed.errors import BadKeyFile, FeedTimeout
-from sideband.feed.keys import RankKeys, make_keys, read_pair
-from sideband.feed.outgoing import OutgoingStep, outgoing_step
-from sideband.feed.rank import RankFeed
+from sideband.feed.codec import encode_step
 from sideband.ids import RunId
+from tests.services.trainer_feed.serving import (
+    BINARY,
+    WAIT_S,
+    commit_one,
+    put,
+    rank,
+    running,
+    step_of,
+    train,
+)
 from tests.unit.feed.builders import make_step
-from tests.unit.feed.live import read_all
-
-BINARY = {"content-type": STEP_CONTENT_TYPE}
-WAIT_S = 10.0
-
-
-def settings(**changes: Any) -> FeedSettings:
-    return FeedSettings(
-        **{"run_id": "run-a", "endpoint": "tcp://127.0.0.1:*", "cp_size": 2, **changes}
-    )
-
-
-@asynccontextmanager
-async def running(**changes: Any) -> AsyncIterator[tuple[httpx.AsyncClient, str]]:
-    app = create_app(settings(**changes))
-    async with app.router.lifespan_context(app):
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://feed", timeout=WAIT_S
-        ) as client:
-            yield client, app.state.server.bound_endpoint
-
-
-def step_of(number: int, **changes: Any) -> Step:
-    return make_step(
-        **{"step": number, "form": None, "model": None, "dp_size": 1, "cp_size": 2, **changes}
-    )
-
-
-async def put(client: httpx.AsyncClient, step: Step, **headers: str) -> httpx.Response:
-    return await client.put(
-        f"/v1/steps/{step.step}", content=encode_step(step), headers={**BINARY, **headers}
-    )
-
-
-def rank(endpoint: str, cp_rank: int, **options: Any) -> RankFeed:
-    return RankFeed(
-        endpoint, dp_rank=0, cp_rank=cp_rank, threads=2, step_timeout_s=WAIT_S, **options
-    )
-
-
-def train(endpoint: str, cp_rank: int) -> list[tuple[int, int, str]]:
-    with rank(endpoint, cp_rank) as feed:
-        return read_all(feed)
 
 
 async def test_steps_go_in_over_http_and_are_acknowledged_by_every_rank() -> None:
@@ -181,11 +134,6 @@ async def test_past_its_quota_the_feed_names_the_rank_that_is_gone(
         assert "feed_blocking_ranks 2.0" in (await client.get("/metrics")).text
 
 
-def commit_one(endpoint: str, global_rank: int) -> None:
-    with StepCommitter(endpoint, run_id="run-a", global_rank=global_rank) as committer:
-        committer.commit(1)
-
-
 async def test_nothing_follows_the_end() -> None:
     async with running() as (client, _):
         await put(client, step_of(1))
@@ -249,181 +197,3 @@ async def test_a_failed_step_is_shown_with_rank_and_reason() -> None:
             assert (await client.get("/metrics")).text.count("feed_steps_failed_total 1.0") == 1
         finally:
             await asyncio.to_thread(one.close)
-
-
-async def test_readiness_follows_the_socket() -> None:
-    app = create_app(settings())
-    async with app.router.lifespan_context(app):
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://feed") as client:
-            assert (await client.get("/readyz")).status_code == 200
-            app.state.background.cancel()
-            await asyncio.wait({app.state.background})
-            assert (await client.get("/readyz")).json()["reasons"] == ["the feed's socket crashed"]
-
-
-async def test_an_address_in_use_ends_the_start() -> None:
-    async with running() as (_, endpoint):
-        app = create_app(settings(endpoint=endpoint))
-        with pytest.raises(Exception, match="Address already in use"):
-            async with app.router.lifespan_context(app):
-                pass
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"endpoint": "http://x"},
-        {"rank_count": 3},
-        {"peer_timeout_s": 20, "rank_lost_fails_after_s": 5},
-        {"run_id": "a/b"},
-        {"run_id": ".."},
-        {"steps_held_max": 0},
-        {"endpoint": "tcp://0.0.0.0:5600"},
-        {"endpoint": "tcp://*:5600"},
-        {"curve_key_file": "feed.key_secret"},
-        {"curve_ranks_dir": "ranks"},
-    ],
-)
-def test_settings_out_of_range_fail_at_start(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        settings(**changes)
-
-
-def test_beyond_loopback_the_feed_needs_keys_unless_it_is_told_otherwise(tmp_path: Path) -> None:
-    beyond = {"endpoint": "tcp://0.0.0.0:5600"}
-    assert settings(**beyond, plain_beyond_loopback=True).keys() is None
-    keys = settings(**beyond, **keys_in(tmp_path)).keys()
-    assert keys is not None
-    assert keys.ranks_dir == tmp_path / "ranks"
-
-
-def keys_in(folder: Path) -> dict[str, Path]:
-    make_keys(folder)
-    return {"curve_key_file": folder / "feed.key_secret", "curve_ranks_dir": folder / "ranks"}
-
-
-async def test_ranks_with_keys_are_fed_and_a_peer_without_is_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rank_keys = RankKeys(feed_key=tmp_path / "feed.key", rank_key=tmp_path / "rank.key_secret")
-    async with running(cp_size=1, **keys_in(tmp_path)) as (client, endpoint):
-        await put(client, step_of(1, cp_size=1))
-        with rank(endpoint, 0, join_timeout_s=0.5) as stranger:
-            with pytest.raises(FeedTimeout, match="keys"):
-                await asyncio.to_thread(stranger.next_micro_batch)
-            assert (await client.get("/v1/ranks")).json()["ranks"][0]["instance"] is None
-        with rank(endpoint, 0, keys=rank_keys) as own:
-            batch = await asyncio.to_thread(own.next_micro_batch)
-            assert batch is not None
-        metrics = (await client.get("/metrics")).text
-        assert re.search(r'feed_peers_denied_total\{reason="\w+"\} [1-9]', metrics)
-        config = (await client.get("/v1/config")).text
-    shown = capsys.readouterr()
-    for name in ("feed", "rank"):
-        secret = read_pair(tmp_path / f"{name}.key_secret").secret.decode()
-        assert secret not in shown.out + shown.err + config + metrics
-
-
-async def test_keys_that_others_may_read_end_the_start(tmp_path: Path) -> None:
-    app = create_app(settings(**keys_in(tmp_path)))
-    (tmp_path / "feed.key_secret").chmod(0o644)
-    with pytest.raises(BadKeyFile, match="chmod 600"):
-        async with app.router.lifespan_context(app):
-            pass
-
-
-def test_siblings_count_as_ranks_of_their_own() -> None:
-    assert settings(dp_size=2, cp_size=2, rank_count=8).plan().rank_count == 8
-    assert settings(dp_size=2, cp_size=2).plan().rank_count == 4
-
-
-async def test_a_step_meant_for_another_process_of_the_feed_is_not_taken() -> None:
-    async with running() as (client, _):
-        before = (await client.get("/v1/steps")).json()["feed_instance"]
-        receipt = await put(client, step_of(1), **{"sideband-feed-instance": before})
-        assert receipt.status_code == 201
-        assert receipt.json()["feed_instance"] == before
-    async with running() as (client, _):
-        answer = await put(client, step_of(2), **{"sideband-feed-instance": before})
-        assert answer.status_code == 412
-        assert answer.json()["code"] == "feed_restarted"
-        held = (await client.get("/v1/steps")).json()
-        assert held["steps"] == []
-        assert answer.json()["feed_instance"] == held["feed_instance"] != before
-        assert (await client.get("/v1/acknowledgements")).json()["feed_instance"] != before
-        assert (await put(client, step_of(1))).status_code == 201
-
-
-async def test_the_trainer_goes_back_once_for_each_lineage() -> None:
-    async with running() as (client, _):
-        for number in (1, 2, 3):
-            assert (await put(client, step_of(number))).status_code == 201
-        before = (await client.get("/v1/steps")).json()
-        assert before["lineage"] == 0
-        told = {"lineage": 1, "step": 1, "last_step": 3}
-        answer = await client.put("/v1/lineage", json=told)
-        assert answer.status_code == 200
-        assert answer.json()["steps_dropped"] == [2, 3]
-        on_its_way = await put(
-            client, step_of(4), **{"sideband-feed-instance": before["feed_instance"]}
-        )
-        assert on_its_way.status_code == 412, "it was meant for what is not held any more"
-        again = await client.put("/v1/lineage", json=told)
-        assert again.json() == {**answer.json(), "steps_dropped": []}
-        assert (await client.get("/v1/acknowledgements")).json()["lineage"] == 1
-        other = await client.put("/v1/lineage", json={**told, "step": 2})
-        assert (other.status_code, other.json()["code"]) == (409, "lineage_conflict")
-        wrong = await client.put("/v1/lineage", json={**told, "last_step": 0})
-        assert wrong.status_code == 422
-        assert (await put(client, step_of(2))).status_code == 201
-
-
-async def test_a_step_that_is_read_while_the_trainer_goes_back_is_not_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    began, may_go_on = threading.Event(), threading.Event()
-
-    def slow(body: bytes, *, lineage: int) -> OutgoingStep:
-        began.set()
-        assert may_go_on.wait(WAIT_S)
-        return outgoing_step(body, lineage=lineage)
-
-    async with running() as (client, _):
-        assert (await put(client, step_of(1))).status_code == 201
-        held = (await client.get("/v1/steps")).json()
-        monkeypatch.setattr("sideband.feed.server.outgoing_step", slow)
-        sending = asyncio.create_task(
-            put(client, step_of(2), **{"sideband-feed-instance": held["feed_instance"]})
-        )
-        assert await asyncio.to_thread(began.wait, WAIT_S)
-        told = {"lineage": 1, "step": 1, "last_step": 1}
-        assert (await client.put("/v1/lineage", json=told)).status_code == 200
-        may_go_on.set()
-        answer = await sending
-        assert (answer.status_code, answer.json()["code"]) == (412, "feed_restarted")
-        assert answer.json()["detail"] == "step 2: came in lineage 0, the run is at lineage 1"
-        assert (await client.get("/v1/steps")).json()["last_step"] == 1
-        assert (await put(client, step_of(2))).status_code == 201
-
-
-async def test_the_end_is_taken_back_and_new_ranks_go_on() -> None:
-    async with running() as (client, endpoint):
-        assert (await put(client, step_of(1))).status_code == 201
-        await client.post("/v1/end")
-        first = await asyncio.gather(*(asyncio.to_thread(read_closed, endpoint, r) for r in (0, 1)))
-        refused = await put(client, step_of(2))
-        assert (refused.status_code, refused.json()["code"]) == (409, "feed_ended")
-        assert (await client.delete("/v1/end")).json()["state"] == "streaming"
-        assert (await put(client, step_of(2))).status_code == 201
-        await client.post("/v1/end")
-        second = await asyncio.gather(
-            *(asyncio.to_thread(read_closed, endpoint, r) for r in (0, 1))
-        )
-        assert {step for rank in first for step, *_ in rank} == {1}
-        assert {step for rank in second for step, *_ in rank} == {2}
-
-
-def read_closed(endpoint: str, cp_rank: int) -> list[tuple[int, int, str]]:
-    with rank(endpoint, cp_rank) as feed:
-        return read_all(feed)
