@@ -44,7 +44,7 @@ def measure(scale: Scale) -> RowResult:
     [body] = bodies(msgspec.structs.replace(shape, steps=1))
     count = decode_step(body).micro_batch_count
     rounds = scale.pick(tiny=1, quick=9, full=25)
-    cut = paired({CUT: partial(outgoing_step, body)}, rounds=rounds)
+    cut = paired({CUT: partial(outgoing_step, body, lineage=0)}, rounds=rounds)
     with TemporaryDirectory(prefix="sideband-keys-") as folder:
         make_keys(folder)
         keys = RankKeys(feed_key=Path(folder, "feed.key"), rank_key=Path(folder, "rank.key_secret"))
