@@ -52,7 +52,7 @@ FAULT_SEEDS ?= 50
 CRASH_SEEDS ?= 20
 test-faults: torch ## seeded faults and crashes, so many seeds of each; says what was injected
 	$(PYTEST) -n 2 -m "not docker" tests/faults --fault-seeds $(FAULT_SEEDS)
-	$(PYTEST) tests/e2e/test_crashes.py --crash-seeds $(CRASH_SEEDS)
+	$(PYTEST) tests/e2e/test_crashes.py tests/e2e/test_going_back.py --crash-seeds $(CRASH_SEEDS)
 
 FUZZ_SECONDS ?= 60
 test-fuzz: .venv/.ready ## changed files, steps, messages and requests for FUZZ_SECONDS each, from printed seeds

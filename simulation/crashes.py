@@ -35,17 +35,20 @@ class Kept:
     settings: Any
     ready_url: str | None = None  # ranks have none
     is_at_work: Callable[[], Awaitable[bool]] | None = None
+    is_down: bool = False
 
     async def kill(self, cluster: Cluster) -> bool:
         """SIGKILL; False where it had ended: a rank that saw the feed's end."""
-        if not self.running.process.is_alive():
+        if self.is_down or not self.running.process.is_alive():
             return False
         await cluster.kill(self.running)
+        self.is_down = True
         return True
 
     async def start(self, cluster: Cluster, client: httpx.AsyncClient) -> None:
         """Again, as it was. Raises ProcessFailed."""
         self.running = cluster.start(self.running.name, self.target, self.settings)
+        self.is_down = False
         if self.ready_url is not None:
             await cluster.ready(self.running, self.ready_url, client)
 

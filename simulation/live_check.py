@@ -148,7 +148,7 @@ async def start_live(
         seq_len=plan.seq_len,
         step_rollouts=max(2, plan.step_rollouts // 2),
         name="live",
-        ranks_keep_state=is_mortal,
+        is_mortal=is_mortal,
         options={"proxy_url": url_of(port), "proxy_poll_s": 0.2, "max_off_policy_steps": 1000},
     )
     settings = proxy_settings(

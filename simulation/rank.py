@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
+from threading import Event
 from typing import Any, Final, Self
 
 import msgspec
@@ -32,6 +33,7 @@ class RankSettings:
     step_timeout_s: float = 120.0
     keys: RankKeys | None = None
     keeps_state: bool = False  # a rank that may be killed goes on where its checkpoint says
+    compute_s: float = 0.0  # of a step, beside what it reads
 
 
 def run_rank(settings: RankSettings) -> None:
@@ -48,13 +50,14 @@ def run_rank(settings: RankSettings) -> None:
         payload_root=settings.payload_root,
         run_id=settings.run_id,
         model=settings.model,
-        committed_step=_checkpoint(settings),
+        committed_step=checkpoint(settings) if settings.keeps_state else None,
         step_timeout_s=settings.step_timeout_s,
         keys=settings.keys,
     ) as feed:
         for step in feed:
             for batch in step:
                 dump(batch, settings)
+            Event().wait(settings.compute_s)
             if settings.keeps_state:
                 _save_checkpoint(settings, step.step)
             step.commit()
@@ -70,14 +73,34 @@ def _checkpoint_path(settings: RankSettings) -> Path:
     return settings.out / f"rank{settings.global_rank}.step"
 
 
-def _checkpoint(settings: RankSettings) -> int | None:
-    """The step whose optimizer step this rank holds; None leaves it to the feed's memory."""
-    if not settings.keeps_state:
-        return None
+def checkpoint(settings: RankSettings) -> int:
+    """The step whose optimizer step this rank holds."""
     try:
         return int(_checkpoint_path(settings).read_text())
     except FileNotFoundError:
         return 0
+
+
+def go_back(settings: RankSettings, step: int, aside: Path) -> None:
+    """The rank, which has ended, is to restart from ``step``: what it trained since lies ``aside``.
+
+    What it had not committed is not kept: it may be there in part.
+    """
+    committed = checkpoint(settings)
+    assert committed >= step, "every rank had committed what it goes back to"
+    for path in settings.out.glob(f"*-d{settings.dp_rank}-c{settings.cp_rank}{DUMP_SUFFIX}"):
+        its_step = int(path.name[1:6])
+        if step < its_step <= committed:
+            path.replace(aside / path.name)
+        elif its_step > committed:
+            path.unlink()
+    _save_checkpoint(settings, step)
+
+
+def has_dumps(settings: RankSettings, after: int) -> bool:
+    """Whether the rank took anything of a step after ``after``."""
+    names = settings.out.glob(f"*-d{settings.dp_rank}-c{settings.cp_rank}{DUMP_SUFFIX}")
+    return any(int(path.name[1:6]) > after for path in names)
 
 
 def _save_checkpoint(settings: RankSettings, step: int) -> None:

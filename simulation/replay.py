@@ -26,6 +26,8 @@ from simulation.topology import Measured, Topology
 
 POLL_S: Final = 0.1
 RUN_TIMEOUT_S: Final = 120.0
+ORCHESTRATOR: Final[dict[str, Any]] = {"feed_poll_s": 0.05, "tick_s": 0.1, "strict_masks": True}
+PEER_TIMEOUT_S: Final = 3.0  # a killed rank is known to be dead after it
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -81,37 +83,33 @@ async def start_trainer(
     step_rollouts: int,
     name: str,
     options: dict[str, Any],
-    ranks_keep_state: bool = False,
+    is_mortal: bool = False,
+    compute_s: float = 0.0,
 ) -> Trainer:
-    """Start all processes of a trainer. ``options`` are further settings of the orchestrator."""
+    """Start all processes of a trainer. ``options`` are further settings of the orchestrator.
+
+    ``is_mortal``: ranks keep what a successor needs, and the feed lets it in soon.
+    ``compute_s`` is how long ranks work on a step.
+    """
     orchestrator_port, feed_port, rank_port = pick_ports(3)
     endpoint, shape = f"tcp://127.0.0.1:{rank_port}", load_shape(model)
-    grid: dict[str, Any] = {
-        "run_id": RUN_ID,
-        "dp_size": topology.dp_size,
-        "cp_size": topology.cp_size,
-        "layout": topology.layout,
-        "log_level": "warning",
-    }
-    feed_settings = FeedSettings(port=feed_port, endpoint=endpoint, **grid)
+    grid = _grid(topology)
+    feed_settings = _feed_settings(grid, feed_port, endpoint, is_mortal=is_mortal)
     feed = cluster.start(f"feed-{name}", targets.feed, feed_settings)
     settings = OrchestratorSettings(
         port=orchestrator_port,
         payload_root=root,
-        start="resume",
         model_config_path=config_path(model),
         feed_url=url_of(feed_port),
         seq_len=seq_len,
         step_rollouts=step_rollouts,
-        feed_poll_s=0.05,
-        tick_s=0.1,
-        strict_masks=True,
+        **ORCHESTRATOR,
         **grid,
         **options,
     )
     orchestrator = cluster.start(f"orchestrator-{name}", targets.orchestrator, settings)
     grid_of_ranks = [
-        replace(rank, keeps_state=ranks_keep_state)
+        replace(rank, keeps_state=is_mortal, compute_s=compute_s)
         for rank in rank_settings(topology, endpoint, shape, root, out)
     ]
     ranks = [
@@ -129,6 +127,24 @@ async def start_trainer(
         rank_settings=grid_of_ranks,
         root=root,
     )
+
+
+def _grid(topology: Topology) -> dict[str, Any]:
+    return {
+        "run_id": RUN_ID,
+        "dp_size": topology.dp_size,
+        "cp_size": topology.cp_size,
+        "layout": topology.layout,
+        "log_level": "warning",
+    }
+
+
+def _feed_settings(
+    grid: dict[str, Any], port: int, endpoint: str, *, is_mortal: bool
+) -> FeedSettings:
+    settings = FeedSettings(port=port, endpoint=endpoint, **grid)
+    soon = {"peer_timeout_s": PEER_TIMEOUT_S}
+    return settings.model_copy(update=soon) if is_mortal else settings
 
 
 def rank_settings(
@@ -203,14 +219,10 @@ def rank_growth(out: Path, ranks: int) -> int:
     return max(int(json.loads(path.read_text())["grown_bytes"]) for path in done)
 
 
-async def _deliver_all(
-    client: httpx.AsyncClient,
-    trainer: Trainer,
-    generated: Generated,
-    plans: list[RolloutPlan],
-) -> None:
-    """Lease all in plan order, then deliver or give up each."""
-    url = trainer.orchestrator_url
+async def lease_all(
+    client: httpx.AsyncClient, orchestrator_url: str, plans: list[RolloutPlan]
+) -> dict[str, str]:
+    """The lease of every rollout, by its id. Raises RunStopped."""
     leases: dict[str, str] = {}
     for plan in plans:
         body = {
@@ -219,8 +231,20 @@ async def _deliver_all(
             "group_size": plan.group_size,
             "env_name": plan.env_name,
         }
-        answer = checked(await client.post(f"{url}/v1/leases", json=body))
+        answer = checked(await client.post(f"{orchestrator_url}/v1/leases", json=body))
         leases[plan.rollout_id] = answer.json()["lease_id"]
+    return leases
+
+
+async def _deliver_all(
+    client: httpx.AsyncClient,
+    trainer: Trainer,
+    generated: Generated,
+    plans: list[RolloutPlan],
+) -> None:
+    """Lease all in plan order, then deliver or give up each."""
+    url = trainer.orchestrator_url
+    leases = await lease_all(client, url, plans)
     for plan in plans:
         if plan.rollout_id not in generated.bodies:
             checked(await client.delete(f"{url}/v1/leases/{leases[plan.rollout_id]}"))
