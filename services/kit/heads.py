@@ -9,8 +9,7 @@ does would let one client's bytes speak for another. So:
 - fields behind a chunked body are no headers: they are dropped, and bounded like a head;
 - nothing is upgraded: the parser takes a body for what follows such a request, so one that has a
   body is a 400, and any other is the last of its connection;
-- what is wrong with a request is not said in place of the answer to an earlier one: that one is
-  still given, then the connection ends.
+- what is wrong with a request is said in its place: after the answers to earlier ones.
 """
 
 from typing import Final
@@ -40,6 +39,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _is_in_head = False  # a head has begun whose end was not read
     _is_between = True  # no request has begun whose end was not read
     _fault: MalformedRequest | None = None  # for which a callback has stopped the parser
+    _due: Problem | None = None  # said when all before it is answered
     _part_bytes = 0  # of what was read last
     _head_least = _head_most = 0  # bytes of that head: in parts of nothing else, and of any
     _bare_bytes = 0  # of parts in a row that held nothing of a body where one was due
@@ -53,6 +53,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_most += self._part_bytes
         self._bare_bytes += self._part_bytes
         super().data_received(data)
+        if self.is_refused:
+            return
         if self._is_in_head:
             self._head_least += self._part_bytes
             if self._head_least > HEAD_BYTES_MAX:
@@ -120,7 +122,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Say what is wrong, read no more, and close when the client does, or soon: one that still
         sends would lose the answer.
         """
-        if self._ends_after_answers():
+        if self._must_wait(problem):
             return
         answer = render(problem, _path_of(self._target()))
         headers = [*self.server_state.default_headers, *answer.raw_headers]
@@ -143,13 +145,21 @@ class BoundedProtocol(HttpToolsProtocol):
         """What the request that is read asks for, as far as it came."""
         return b"" if self._is_between else self.url
 
-    def _ends_after_answers(self) -> bool:
-        """Whether something else is due first: then that is the last thing said."""
+    def on_response_complete(self) -> None:
+        """Called when a request was answered: what waited for that is said."""
+        super().on_response_complete()
+        problem = self._due
+        if problem is not None and not self.pipeline and not self.transport.is_closing():
+            self._due = None
+            self._refuse(problem)
+
+    def _must_wait(self, problem: Problem) -> bool:
+        """Whether something else is to be said first, or it is too late for this."""
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None or cycle.response_complete:
             return False
         if not self.is_in_body:  # the fault is in none that is being answered
-            cycle.keep_alive, self.is_refused, self._is_in_head = False, True, False
+            self._due, self.is_refused = problem, True
         elif self.pipeline or cycle.response_started:
             self._close()
         else:

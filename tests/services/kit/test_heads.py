@@ -144,10 +144,21 @@ async def test_what_is_wrong_with_a_request_does_not_answer_an_earlier_one(
     await fed(protocol, *cut(earlier + wrong, size), GET)
     assert (transport.parts, transport.is_closed) == ([], False)
     seen.gate.set()
-    await settled()
-    await settled()
-    assert statuses(transport) == [200] * earlier.count(b"HTTP/1.1")
+    for _ in range(3):
+        await settled()
+    status = 431 if wrong is TOO_LARGE else 400
+    assert statuses(transport) == [*[200] * earlier.count(b"HTTP/1.1"), status]
+    assert not transport.is_closed
+    await fed(protocol, GET)
+    assert statuses(transport)[-1] == status
+    protocol.timeout_keep_alive_handler()
     assert transport.is_closed
+
+
+async def test_a_client_that_closes_after_its_answer_is_not_told_of_more() -> None:
+    protocol, transport = connected(answering(send_whole=False))
+    await fed(protocol, GET.replace(b"host", b"connection: close\r\nhost") + b"\0bad")
+    assert (statuses(transport), transport.is_closed) == ([200], True)
 
 
 async def test_a_broken_body_is_a_400_in_its_own_place_alone() -> None:
@@ -221,6 +232,7 @@ async def test_a_head_is_served_up_to_its_limit_in_whatever_parts(
     assert len(transport.parts) == 1
     assert transport.parts[0].startswith(b"HTTP/1.1 %d " % status)
     assert (b'"code":"head_too_large"' in transport.parts[0]) == (status == 431)
+    assert not transport.is_closed  # a client that sends reads the answer first
 
 
 @pytest.mark.parametrize(
