@@ -46,6 +46,7 @@ class Janitor:
         self._order = itertools.count()
         self._working = 0
         self._woken = asyncio.Event()
+        metrics.deletions_pending.set_function(lambda: self.pending)
 
     def discard(
         self,

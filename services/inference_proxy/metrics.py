@@ -10,7 +10,7 @@
 | proxy_ejections_total | engine |
 | proxy_retries_total | |
 | proxy_files_deleted_total, proxy_deleted_bytes_total | reason |
-| proxy_delete_failures_total | |
+| proxy_delete_failures_total, proxy_deletions_pending | |
 | proxy_rows_not_asked_total | |
 | proxy_answers_total | kind, form |
 | proxy_answer_bytes_total | kind |
@@ -108,6 +108,9 @@ class Metrics:
         self.files_deleted_total = counter("files_deleted_total", "Files deleted.", "reason")
         self.deleted_bytes_total = counter("deleted_bytes_total", "Bytes deleted.", "reason")
         self.delete_failures_total = counter("delete_failures_total", "Deletions that failed.")
+        self.deletions_pending = gauge(
+            "deletions_pending", "Lost attempts and sessions whose files are looked for."
+        )
         self.rows_not_asked_total = counter(
             "rows_not_asked_total", "Prompt rows that an earlier turn had already."
         )

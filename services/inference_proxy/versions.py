@@ -60,11 +60,6 @@ class VersionPusher:
         self.pushed: int | None = None
         self.failures = 0  # in a row
 
-    @property
-    def is_set(self) -> bool:
-        """Whether there is anybody to tell."""
-        return self._url is not None
-
     def wake(self) -> None:
         """Something may have changed."""
         self._woken.set()

@@ -143,15 +143,6 @@ class Journal:
             if not future.done():
                 future.set_result(None)
 
-    async def settled(self, *, timeout_s: float) -> bool:
-        """Whether everything that was put is durable within the time."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self.commit(Change())
-        except (TimeoutError, LedgerUnavailable):
-            return False
-        return True
-
 
 def refusal(error: LedgerError) -> Problem:
     """What a client is told; the words of the database stay in the log."""

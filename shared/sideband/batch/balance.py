@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from sideband.batch.types import MicroBatch
 from sideband.errors import InvalidInput
 
 B = TypeVar("B")
@@ -29,12 +28,8 @@ class CostWeights:
         if not (self.per_token > 0 and self.per_token_pair >= 0):
             raise InvalidInput("cost_weights", self, "must be positive")
 
-    def of(self, micro_batch: MicroBatch) -> float:
-        """The estimate; pads cost their linear part, as they are forwarded too."""
-        return self.of_row(len(micro_batch), [span.length for span in micro_batch.spans])
-
     def of_row(self, row_tokens: int, lengths: Iterable[int]) -> float:
-        """The same of a row that is planned: its tokens with pads, its sequences' real lengths."""
+        """The estimate for a row: its tokens, pads too, and the real lengths of its sequences."""
         pairs = sum(length * length for length in lengths)
         return self.per_token * row_tokens + self.per_token_pair * pairs
 

@@ -125,8 +125,11 @@ async def test_deletions_that_fail_are_counted_and_stop_nothing(tmp_path: Path) 
     async with running({"e0": StubEngine()}, root=root) as proxy:
         janitor = proxy.parts.janitor
         janitor.discard(policy_version=0, files=["../etc/passwd", "v0/run-2/00/x"], reason="test")
+        assert "proxy_deletions_pending 1.0" in (await proxy.http.get("/metrics")).text
         await until(lambda: janitor.pending == 0)
-        assert "proxy_delete_failures_total 4.0" in (await proxy.http.get("/metrics")).text
+        metrics = (await proxy.http.get("/metrics")).text
+        assert "proxy_delete_failures_total 4.0" in metrics
+        assert "proxy_deletions_pending 0.0" in metrics
         shutil.rmtree(root)
         janitor.discard(policy_version=0, request_ids=[RequestId("r")], reason="test")
         await until(lambda: janitor.pending == 0)

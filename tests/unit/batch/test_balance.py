@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 from sideband.batch.balance import CostWeights, balance
 from sideband.batch.first_fit import first_fit
-from sideband.batch.packing import PackingPlan, build_micro_batch
 from sideband.errors import InvalidInput
-from sideband.testing.batches import make_sample
 
 DUMMY = -1
 
@@ -42,10 +40,8 @@ def test_dummies_come_last() -> None:
 
 
 def test_cost_grows_with_the_square_of_each_sequence_and_the_length_of_the_row() -> None:
-    plan = PackingPlan(seq_len=64, cp_size=4)
-    two = build_micro_batch([make_sample(1, tokens=5), make_sample(2, tokens=4)], plan)
     weights = CostWeights(per_token=2.0, per_token_pair=0.5)
-    assert weights.of(two) == 2.0 * 12 + 0.5 * (25 + 16)
+    assert weights.of_row(12, [5, 4]) == 2.0 * 12 + 0.5 * (25 + 16)
 
 
 @pytest.mark.parametrize("weights", [(0.0, 1.0), (1.0, -1.0), (float("nan"), 1.0)])
