@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from services.inference_proxy.limits import TOKEN_ID_MAX
+from services.inference_proxy.limits import COMPLETION_TOKENS_MAX, TOKEN_ID_MAX
 from sideband.engines.forms import RoutingValue, routing_size_bytes
 from sideband.errors import InvalidInput, PayloadError
 from sideband.fields import FIELDS
@@ -199,6 +199,9 @@ def read_token_ids(raw: Mapping[str, Any], index: int) -> list[int]:
     token_ids = raw.get("token_ids")
     if token_ids is None:
         return []
+    if isinstance(token_ids, list) and len(token_ids) > COMPLETION_TOKENS_MAX:
+        rule = f"has {len(token_ids)} token ids, at most {COMPLETION_TOKENS_MAX} are taken"
+        raise MalformedAnswer(f"choices.{index}.token_ids", rule)
     try:
         return msgspec.convert({"token_ids": token_ids}, _TokenList).token_ids
     except msgspec.ValidationError as exc:

@@ -15,6 +15,7 @@
     ├── VersionConflict 409      a session at another version, or a report that goes back
     ├── WeightUpdateRunning 409  another update is being applied
     ├── SessionGone 409          the session was deleted while the request ran
+    ├── TooManyValues 413        JSON that takes too long to parse
     ├── ClientLeft 499           nobody reads it
     ├── UpstreamFailed 502       every attempt failed
     ├── AnswerRefused 502        an answer that cannot belong to its request
@@ -36,6 +37,12 @@ from services.inference_proxy.dialects.base import UntranslatableParameter
 from services.inference_proxy.engines import UnknownEngine, VersionBackwards
 from services.inference_proxy.payloads import RootNotReady
 from services.inference_proxy.refusals import Refused
+from services.inference_proxy.request_errors import (
+    BodyRefused,
+    EngineRefusedRequest,
+    SamplingRefused,
+    TooManyValues,
+)
 from services.inference_proxy.sessions import VersionChanged
 from services.inference_proxy.spill import SpillFailed
 from services.inference_proxy.turn_problems import (
@@ -56,24 +63,6 @@ from sideband.errors import InvalidId
 RETRY_LATER: Final = {"Retry-After": "1"}
 # The proxy's own token or route was refused: nothing that a client could change.
 _OUR_FAULT: Final = frozenset({401, 403, 405, 407})
-
-
-class BodyRefused(Problem):
-    """A body that breaks a rule between its parts."""
-
-    status, code, title = 400, "body_refused", "Request refused"
-
-
-class SamplingRefused(Problem):
-    """The engine returns sampling masks, which needs temperature > 0 and top_k > 0."""
-
-    status, code, title = 400, "sampling_refused", "Sampling cannot be replayed"
-
-
-class EngineRefusedRequest(Problem):
-    """The engine says that the request is at fault."""
-
-    status, code, title = 400, "engine_refused", "Refused by the engine"
 
 
 class UnknownEngineProblem(Problem):
@@ -251,6 +240,7 @@ _PLAIN: tuple[tuple[type[Exception], type[Problem], dict[str, str] | None], ...]
 )
 GENERATE_PROBLEMS: tuple[type[Problem], ...] = (
     BodyRefused,
+    TooManyValues,
     SamplingRefused,
     EngineRefusedRequest,
     VersionConflict,

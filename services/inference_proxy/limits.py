@@ -18,6 +18,8 @@ SHOWN_MAX: Final = 1000  # rows of one admin listing
 CLIENT_ID_CHARACTERS_MAX: Final = 96  # of a client's request id inside the upstream id
 POLICY_VERSION_MAX: Final = 999_999_999  # v<k> has at most nine digits
 PENDING_DELETES_MAX: Final = 100_000  # beyond it a second pass is left to the orphan sweep
+COMPLETION_TOKENS_MAX: Final = 1 << 20  # of a choice; what looks at each takes 50 ms for so many
+VALUES_MAX: Final = 1 << 20  # of a request's JSON, about; parsing so many takes 60 ms in one call
 TOKEN_ID_MAX: Final = (1 << 31) - 1
 
 assert OFFLOAD_BYTES_MIN < ANSWER_BYTES_MAX

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from services.inference_proxy.limits import TOKEN_ID_MAX
 from services.inference_proxy.sessions import Tokens
+from services.inference_proxy.slices import SLICE_BYTES
 
 DIGITS_MAX: Final = 9  # of an id seen in text; a longer one is left to a parser
 _ZERO, _COMMA, _SPACE = (np.uint8(ord(character)) for character in "0, ")
@@ -52,8 +53,13 @@ class Prompt:
         return max(array_bytes, len(self._source)) if is_text else array_bytes
 
     def settle(self) -> None:
-        """Keep no Python object per token: for whoever stays a while."""
+        """Keep no Python object per token: for whoever stays a while. Slow for a long one."""
         if not isinstance(self._source, bytes):
+            self._read(self._source)
+
+    def read_if_long(self) -> None:
+        """Read a long one now, in the thread that we are in, and not on somebody's loop."""
+        if isinstance(self._source, bytes) and len(self._source) > SLICE_BYTES:
             self._read(self._source)
 
     @property
@@ -67,12 +73,24 @@ class Prompt:
         if isinstance(source, bytes) and source[:1] != b"[":
             source = orjson.loads(source)["token_ids"]
         if isinstance(source, bytes):
-            tokens = np.fromstring(source[1:-1], np.int64, sep=",").astype(np.int32)
+            tokens = numbers_in(source[1:-1])
         else:
             tokens = np.asarray(source, np.int32)
         self._tokens = tokens
         self._source = b""
         return tokens
+
+
+def numbers_in(text: bytes) -> Tokens:
+    """The numbers between the commas, a part of the text at a time: no call holds others up."""
+    parts: list[Tokens] = []
+    start = 0
+    while start < len(text):
+        cut = text.find(b",", start + SLICE_BYTES)
+        stop = len(text) if cut < 0 else cut
+        parts.append(np.fromstring(text[start:stop], np.int64, sep=",").astype(np.int32))
+        start = stop + 1
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def count_of(text: bytes) -> int | None:

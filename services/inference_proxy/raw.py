@@ -13,14 +13,17 @@ import orjson
 
 from services.inference_proxy.nesting import NESTING_MAX, brackets_of, is_too_deep
 from services.inference_proxy.prompts import Prompt, count_of
+from services.inference_proxy.slices import SLICE_BYTES, is_list_of_lists, parsed_list
 from services.inference_proxy.upstream import parsed
 
 RAW_BYTES_MIN: Final = 8 << 10  # below it the whole parser is as fast
 _HEAVY: Final = frozenset({"logprobs", "prompt_logprobs"})  # passed on, never looked at
+_ROWS: Final = frozenset({"sampling_mask", "sampling_mask_logprobs"})  # who looks opens them
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _CHOICES: Final = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _PROMPT: Final = re.compile(rb'"token_ids"[ \t\r\n]*:[ \t\r\n]*(?=\[)')
 _QUOTE: Final = ord('"')
+_LIST: Final = ord("[")
 REST_BYTES_MAX: Final = 1 << 20  # beside a prompt; more is read in a thread, the documented way
 # Stands for a prompt that was cut out; no client can know it, so it is never there by itself.
 _MARK: Final = secrets.token_hex(16)
@@ -84,7 +87,11 @@ def _opened(members: dict[str, msgspec.Raw]) -> tuple[dict[str, Any], int]:
         if name in _HEAVY and bytes(view[:5]) != b"null":
             opened[name] = raw
             continue
-        opened[name] = orjson.loads(view)
+        text = bytes(view) if view[0] == _LIST else b""
+        if name in _ROWS and len(text) > SLICE_BYTES and is_list_of_lists(text):
+            opened[name] = raw
+            continue
+        opened[name] = parsed_list(text) if text else orjson.loads(view)
         if view[0] != _QUOTE:  # a string, of rows it may be, holds none
-            brackets += brackets_of(bytes(view))
+            brackets += brackets_of(text or bytes(view))
     return opened, brackets

@@ -15,6 +15,7 @@ from msgspec import Struct
 from services.inference_proxy.prompts import Prompt
 from services.inference_proxy.raw import parsed_answer
 from services.inference_proxy.sessions import Tokens
+from services.inference_proxy.slices import opened
 from services.kit.turns import TurnWire
 from sideband.ids import RequestId
 from sideband.model import ModelShape
@@ -65,10 +66,10 @@ class TurnRecord:
             choice.token_ids += raw.get("token_ids") or ()
             choice.logprobs += logprobs_of(raw.get("logprobs"))
             if raw.get("sampling_mask") is not None:
-                choice.masks += raw["sampling_mask"]
+                choice.masks += opened(raw["sampling_mask"])
                 choice.has_masks = True
             if raw.get("sampling_mask_logprobs") is not None:
-                choice.scores = [*(choice.scores or ()), *raw["sampling_mask_logprobs"]]
+                choice.scores = [*(choice.scores or ()), *opened(raw["sampling_mask_logprobs"])]
             choice.versions = raw.get("weight_versions") or choice.versions
             choice.routed_experts = raw.get("routed_experts") or choice.routed_experts
         for index, start in (body.get("routed_experts_start") or {}).items():

@@ -28,6 +28,7 @@ from services.inference_proxy.metrics import Metrics
 from services.inference_proxy.payloads import RootHandle, RootNotReady
 from services.inference_proxy.planning import Plan
 from services.inference_proxy.request_ids import Leg
+from services.inference_proxy.slices import opened
 from sideband.engines.inline import RoutingValue, choice_payload
 from sideband.errors import InvalidInput, PayloadError
 from sideband.fields import FIELDS
@@ -55,8 +56,8 @@ class InlineChoice:
     index: int
     token_ids: Sequence[int]
     routed_experts: RoutingValue | None
-    sampling_mask: Sequence[Sequence[int]] | MaskRows | None
-    sampling_mask_logprobs: Sequence[Sequence[float | None]] | ScoreRows | None = None
+    sampling_mask: Sequence[Sequence[int]] | MaskRows | msgspec.Raw | None
+    sampling_mask_logprobs: Sequence[Sequence[float | None]] | ScoreRows | msgspec.Raw | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,14 +233,16 @@ def payload_of(choice: InlineChoice, asked: Asked, model: ModelShape) -> ChoiceP
         routing = None if rows is None else rows.rows_NLK[max(0, start - rows.pos) :]
     payload = choice_payload(
         routing,
-        None if asked.leg == "prefill" else choice.sampling_mask,
+        None if asked.leg == "prefill" else opened(choice.sampling_mask),
         layer_ids=asked.layer_ids,
         prompt_tokens=asked.prompt_tokens,
         completion_token_ids=choice.token_ids,
         prompt_start=start,
         model=model,
         choice=choice.index,
-        sampling_mask_logprobs=None if asked.leg == "prefill" else choice.sampling_mask_logprobs,
+        sampling_mask_logprobs=None
+        if asked.leg == "prefill"
+        else opened(choice.sampling_mask_logprobs),
     )
     found = payload.routing
     if found is not None and found.pos < start:  # it did not obey

@@ -171,6 +171,8 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JSONResponse:
+        if isinstance(error.__cause__, Problem):  # raised while the framework read the body
+            return refused(error.__cause__, request.url.path)
         if isinstance(error.__cause__, UnicodeDecodeError):  # the framework's 400 names nothing
             fault = Fault(field="body", rule="must be JSON in UTF-8")
             return render(InvalidRequest("body: must be JSON in UTF-8"), request.url.path, [fault])

@@ -91,7 +91,8 @@ def plain_body(content: bytes) -> tuple[dict[str, Any], Prompt] | None:
     found = split_prompt(content)
     if found is None:
         return None
-    body, _ = found
+    body, prompt = found
+    prompt.read_if_long()
     try:
         GenerateRequest.model_validate({**body, "token_ids": [0]})  # the tokens were checked
     except ValidationError:

@@ -5,12 +5,12 @@ from fastapi import APIRouter
 from services.inference_proxy.dialects.base import WeightUpdate
 from services.inference_proxy.endpoints.parts import PartsDep
 from services.inference_proxy.errors import (
-    BodyRefused,
     UpstreamFailed,
     VersionConflict,
     WeightUpdateRunning,
     as_problems,
 )
+from services.inference_proxy.request_errors import BodyRefused
 from services.inference_proxy.schemas import WeightReport, WeightRequest
 from services.kit.problems import responses
 

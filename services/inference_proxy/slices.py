@@ -1,0 +1,58 @@
+"""Long JSON lists read a part at a time: no call holds the interpreter's lock for long. Pure.
+
+A list of a million numbers in one call keeps every other thread waiting, the event loop too. The
+parts are cut between items and parsed by the same parser; what cannot be cut so is parsed whole.
+"""
+
+from typing import Any, Final
+
+import msgspec
+import orjson
+
+SLICE_BYTES: Final = 256 << 10  # some milliseconds of parsing
+_OF_NUMBERS: Final = b"0123456789.,[]-+eEnul"
+
+
+def parsed_list(text: bytes) -> Any:
+    """The same as ``orjson.loads(text)``, which a long list of numbers does not hold up.
+
+    Raises orjson.JSONDecodeError.
+    """
+    if len(text) <= SLICE_BYTES or text[-1:] != b"]" or b'"' in text or b"{" in text:
+        return orjson.loads(text)
+    between = b"],[" if text[:2] == b"[[" else b","
+    if between == b"," and text.count(b"[") != 1:
+        return orjson.loads(text)
+    items: list[Any] = []
+    start, keeps = 1, len(between) // 2  # of the separator, what closes an item and opens one
+    try:
+        while (cut := text.find(between, start + SLICE_BYTES)) >= 0:
+            items += _items(text[start : cut + keeps])
+            start = cut + keeps + 1
+        return items + (_items(text[start:-1]) if items else orjson.loads(text))
+    except orjson.JSONDecodeError:  # it is nested otherwise, or wrong: the whole says where
+        return orjson.loads(text)
+
+
+def _items(text: bytes) -> list[Any]:
+    """The items of a part: one at least, as between two of them there must be one."""
+    items: list[Any] = orjson.loads(b"[" + text + b"]")
+    if not items:
+        raise orjson.JSONDecodeError("an item is missing", "", 0)
+    return items
+
+
+def is_list_of_lists(text: bytes) -> bool:
+    """Whether the text is surely a list of lists of numbers, written without a space."""
+    parts = (text[at : at + SLICE_BYTES] for at in range(0, len(text), SLICE_BYTES))
+    return (
+        text[:2] == b"[["
+        and text.find(b"[[", 1) < 0  # no list begins a row; the next line: none follows a number
+        and text.count(b",[") == text.count(b"],[") == text.count(b"],")
+        and not any(part.translate(None, _OF_NUMBERS) for part in parts)
+    )
+
+
+def opened(rows: Any) -> Any:
+    """Rows that may be raw JSON, as objects."""
+    return parsed_list(bytes(rows)) if isinstance(rows, msgspec.Raw) else rows
