@@ -1,7 +1,8 @@
 """A trainer goes back to an earlier checkpoint while whoever serves it is killed, and comes back.
 
-The trainer is processes too: those of before end, new ones start from the checkpoint. The feed is
-stopped (SIGSTOP), or dead, from before a going back is decided until somebody else has died of it.
+The trainer is processes too: those of before end by themselves, new ones start from the checkpoint.
+The feed is stopped (SIGSTOP), or dead, from before a going back is decided until somebody else has
+died of it.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -57,8 +58,8 @@ class Returner:
             rank.running.is_ending = True  # however that comes
         await self._say(plan, step)
         await self._die("between", plan.between)
-        await self._wake(is_feed_new="feed" in (plan.before, plan.between))
-        await self._until(self._is_told)
+        await self._wake()
+        await self._until(self._have_ranks_ended)
         await self._restart_ranks(step)
         await self._read_again(plan.reading, step)
 
@@ -110,32 +111,21 @@ class Returner:
             await self._die("before", "orchestrator")
         await kept.start(self.cluster, self.client)
 
-    async def _wake(self, *, is_feed_new: bool) -> None:
-        """Feed and orchestrator are there again, and the ranks of before have ended.
-
-        A feed that lived ends them. One that is new does not know them: they are ended first.
-        """
-        if is_feed_new:
-            await self._end_ranks()
-        else:
+    async def _wake(self) -> None:
+        """Feed and orchestrator are there again, and the feed is told."""
+        if not self.feed.is_down:
             self._signal_feed(signal.SIGCONT)
         down = [kept for kept in (self.feed, self.orchestrator) if kept.is_down]
         await asyncio.gather(*(self._come_back(kept) for kept in down))
-        if not is_feed_new:
-            await self._until(self._have_ranks_ended)
-            await self._end_ranks()
-
-    async def _end_ranks(self) -> None:
-        for rank in self.ranks:
-            if not rank.is_down:
-                await self.cluster.kill(rank.running)
-                rank.is_down = True
+        await self._until(self._is_told)
 
     async def _restart_ranks(self, step: int) -> None:
         """From the checkpoint, as a trainer does it that resumes."""
         folder = self.aside / f"lineage{len(self.records) - 1}"
         folder.mkdir(parents=True)
         for rank in self.ranks:
+            if not rank.is_down:
+                self.cluster.forget(rank.running)
             await asyncio.to_thread(go_back, rank.settings, step, folder)
             await rank.start(self.cluster, self.client)
 
@@ -148,19 +138,27 @@ class Returner:
         await self._until(has_begun)
         await asyncio.sleep(self.rng.uniform(*RE_READ_S))
         last_step = self.records[-1]["last_step"]
-        has_work = any(checkpoint(rank.settings) < last_step for rank in self.ranks)
-        await self._die("reading", part, counts=has_work)
+        busy = [rank for rank in self.ranks if checkpoint(rank.settings) < last_step]
+        await self._die("reading", part, ranks=busy or self.ranks, counts=bool(busy))
+        before = [checkpoint(rank.settings) for rank in self.ranks]
         for kept in (self.orchestrator, self.feed, *self.ranks):
             if kept.is_down:
                 await self._come_back(kept)
 
-    async def _die(self, point: str, part: Part, *, counts: bool = True) -> None:
-        """One process of that kind dies; it counts if it lived, and had anything to do."""
-        alive = [rank for rank in self.ranks if not rank.is_down]
+        async def have_gone_on() -> bool:  # each knows of which lineage it is then
+            now = [checkpoint(rank.settings) for rank in self.ranks]
+            return all(a < b for a, b in zip(before, now, strict=True) if a < last_step)
+
+        await self._until(have_gone_on)
+
+    async def _die(
+        self, point: str, part: Part, *, ranks: Sequence[Kept] = (), counts: bool = True
+    ) -> None:
+        """One process of that kind (of these ``ranks``) dies; it counts if it had lived."""
         kept = {
             "orchestrator": lambda: self.orchestrator,
             "feed": lambda: self.feed,
-            "rank": lambda: self.rng.choice(alive),
+            "rank": lambda: self.rng.choice(ranks or self.ranks),
         }[part]()
         if await kept.kill(self.cluster) and counts:
             self.killed[point, part] += 1
@@ -193,6 +191,7 @@ class Returner:
         return bool(answer["lineage"] == len(self.records))
 
     async def _have_ranks_ended(self) -> bool:
+        """All that were not killed: the feed, or what they got of it, tells them to."""
         return not any(r.running.process.is_alive() for r in self.ranks if not r.is_down)
 
     async def _get(self, url: str) -> dict[str, Any]:
