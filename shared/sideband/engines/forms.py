@@ -8,14 +8,13 @@
 Errors: InvalidInlineRouting (InvalidInput).
 """
 
-import base64
-import binascii
 from collections.abc import Mapping
 from math import prod
 from typing import Any, Final, cast
 
 import numpy as np
 
+from sideband.engines.base64_text import decode_base64
 from sideband.engines.npy import (
     InvalidInlineRouting,
     RowDtype,
@@ -82,8 +81,8 @@ def _decode_object(value: Mapping[str, Any], *, bytes_max: int) -> tuple[RowArra
             f"{dtype} rows {shape}", f"must have data of {size_bytes} bytes, at most {bytes_max}"
         )
     try:
-        raw = base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError) as exc:  # ValueError: characters outside ASCII
+        raw = decode_base64(data)
+    except ValueError as exc:
         raise InvalidInlineRouting(data[:64], "must be base64") from exc
     if len(raw) != size_bytes:
         raise InvalidInlineRouting(f"{len(raw)} bytes", f"must be {size_bytes} bytes of rows")

@@ -8,7 +8,6 @@ Errors: InvalidInlineRouting (InvalidInput).
 """
 
 import base64
-import binascii
 import re
 import struct
 from math import prod
@@ -16,6 +15,7 @@ from typing import Final, cast
 
 import numpy as np
 
+from sideband.engines.base64_text import decode_base64
 from sideband.errors import InvalidInput
 from sideband.routing.rows import RowArray
 
@@ -56,11 +56,11 @@ def decode_npy_base64(text: str, *, bytes_max: int) -> RowArray:
             f"{len(text)} characters", f"must hold {bytes_max} bytes at most"
         )
     try:
-        data = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as exc:  # ValueError: characters outside ASCII
+        data = decode_base64(text)
+    except ValueError as exc:
         raise InvalidInlineRouting(text[:64], "must be base64") from exc
     start = _header_stop(data)
-    dtype, shape = _parse_header(data[:start])
+    dtype, shape = _parse_header(bytes(data[:start]))
     size_bytes = prod(shape) * dtype.itemsize
     if len(data) - start != size_bytes or size_bytes > bytes_max:
         raise InvalidInlineRouting(
@@ -70,13 +70,13 @@ def decode_npy_base64(text: str, *, bytes_max: int) -> RowArray:
     return cast("RowArray", np.frombuffer(data, dtype, offset=start).reshape(shape))
 
 
-def _header_stop(data: bytes) -> int:
+def _header_stop(data: memoryview) -> int:
     """Where the rows begin."""
-    if len(data) < 10 or data[:6] != _MAGIC or data[6] not in {1, 2} or data[7] != 0:
-        raise InvalidInlineRouting(data[:12], "must begin as npy format 1.0 or 2.0")
+    if len(data) < 10 or bytes(data[:6]) != _MAGIC or data[6] not in {1, 2} or data[7] != 0:
+        raise InvalidInlineRouting(bytes(data[:12]), "must begin as npy format 1.0 or 2.0")
     layout = struct.Struct("<H" if data[6] == 1 else "<I")
     if len(data) < 8 + layout.size:
-        raise InvalidInlineRouting(data[:12], "must hold a whole npy header")
+        raise InvalidInlineRouting(bytes(data[:12]), "must hold a whole npy header")
     (header_bytes,) = layout.unpack_from(data, 8)
     stop: int = 8 + layout.size + header_bytes
     if header_bytes > NPY_HEADER_BYTES_MAX or stop > len(data):
