@@ -87,10 +87,10 @@ def _opened(members: dict[str, msgspec.Raw]) -> tuple[dict[str, Any], int]:
         if name in _HEAVY and bytes(view[:5]) != b"null":
             opened[name] = raw
             continue
-        text = bytes(view) if view[0] == _LIST else b""
-        if name in _ROWS and len(text) > SLICE_BYTES and is_list_of_lists(text):
+        if name in _ROWS and len(view) > SLICE_BYTES and is_list_of_lists(view):
             opened[name] = raw
             continue
+        text = bytes(view) if view[0] == _LIST else b""
         opened[name] = parsed_list(text) if text else orjson.loads(view)
         if view[0] != _QUOTE:  # a string, of rows it may be, holds none
             brackets += brackets_of(text or bytes(view))

@@ -42,15 +42,19 @@ def _items(text: bytes) -> list[Any]:
     return items
 
 
-def is_list_of_lists(text: bytes) -> bool:
+def is_list_of_lists(text: memoryview) -> bool:
     """Whether the text is surely a list of lists of numbers, written without a space."""
-    parts = (text[at : at + SLICE_BYTES] for at in range(0, len(text), SLICE_BYTES))
-    return (
-        text[:2] == b"[["
-        and text.find(b"[[", 1) < 0  # no list begins a row; the next line: none follows a number
-        and text.count(b",[") == text.count(b"],[") == text.count(b"],")
-        and not any(part.translate(None, _OF_NUMBERS) for part in parts)
-    )
+    if bytes(text[:2]) != b"[[":
+        return False
+    begins = ends = rows = 0
+    for at in range(0, len(text), SLICE_BYTES):
+        part = bytes(text[at : at + SLICE_BYTES + 2])  # what is looked for has at most three bytes
+        if part.translate(None, _OF_NUMBERS) or part.find(b"[[", 0 if at else 1) >= 0:
+            return False  # no list begins a row, and the counts say that none follows a number
+        begins += part.count(b",[", 0, SLICE_BYTES + 1)
+        ends += part.count(b"],", 0, SLICE_BYTES + 1)
+        rows += part.count(b"],[")
+    return begins == ends == rows
 
 
 def opened(rows: Any) -> Any:

@@ -77,7 +77,7 @@ def test_a_wrong_list_is_refused_in_the_parser_s_words(text: bytes) -> None:
 @given(st.lists(NESTED) | ROWS)
 def test_what_counts_as_a_list_of_lists_is_one(value: list[Any]) -> None:
     text = orjson.dumps(value)
-    if is_list_of_lists(text):
+    if is_list_of_lists(memoryview(text)):
         assert all(type(row) is list for row in value)
         assert not any(isinstance(each, (list, dict, str)) for row in value for each in row)
     elif value and all(type(row) is list for row in value):
