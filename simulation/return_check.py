@@ -180,6 +180,7 @@ async def _run(returner: Returner, material: Material, *, seed: int) -> None:
                 await returner.go_back(each, committed_min=3 + number)
             await delivering
             await _drain(returner)
+            assert await returner.on_record() == returner.records, "no restart went back again"
             applying.cancel()
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None  # one cause is enough to stop

@@ -63,6 +63,12 @@ class Returner:
         await self._restart_ranks(step)
         await self._read_again(plan.reading, step)
 
+    async def on_record(self) -> list[dict[str, Any]]:
+        """What the run says of each time."""
+        answer = await self._get(f"{self.trainer.orchestrator_url}/v1/run/returns")
+        found: list[dict[str, Any]] = answer["returns"]
+        return found
+
     async def _say(self, plan: ReturnPlan, step: int) -> None:
         """The run goes back, durably, and the feed does not know."""
         lineage, dies = len(self.records) + 1, plan.before == "orchestrator"
@@ -76,8 +82,7 @@ class Returner:
             await self._start(step, f"trainer-{lineage}", dies=dies)
         else:
             await self._ask(step, lineage, dies=dies)
-        answer = await self._get(f"{self.trainer.orchestrator_url}/v1/run/returns")
-        returns: list[dict[str, Any]] = answer["returns"]
+        returns = await self.on_record()
         assert returns[:-1] == self.records, "it went back once, and forgot nothing"
         assert (returns[-1]["lineage"], returns[-1]["step"]) == (lineage, step)
         self.records = returns
