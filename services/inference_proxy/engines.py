@@ -49,7 +49,8 @@ class EngineBook:
     ) -> None:
         self._engines = {engine.name: engine for engine in engines}
         self._at_start = self._applied = policy_version
-        self._model, self._went_back = model, False
+        self._model = model
+        self.has_gone_back = False  # the applied version was newer once
         # Whether the engines are prefill and decode, and not colocated.
         self.is_pair = any(engine.role != "colocated" for engine in engines)
         for engine in engines:
@@ -202,11 +203,11 @@ class EngineBook:
         """The oldest weights that may sample for a request of ``policy_version``: its own, or the
         applied ones where those went back since.
         """
-        return min(policy_version, self._applied) if self._went_back else policy_version
+        return min(policy_version, self._applied) if self.has_gone_back else policy_version
 
     def follow(self, applied: int) -> None:
         """Take as applied what is told: by the leader of several workers, or by the one before."""
-        self._went_back |= applied < self._applied
+        self.has_gone_back |= applied < self._applied
         self._applied = applied
 
     def begin_at(self, recorded: int) -> None:

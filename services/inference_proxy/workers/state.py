@@ -35,6 +35,7 @@ class SharedState(msgspec.Struct, frozen=True, kw_only=True):
     is_settled: bool  # the policy version on record is known
     gate: GateState
     applied: int
+    has_gone_back: bool  # the applied version was newer once
     engines: dict[str, EngineState]
 
     def says_the_same(self, other: "SharedState | None") -> bool:
@@ -60,6 +61,7 @@ def state_of(book: EngineBook, gate: Gate, *, is_settled: bool, number: int) -> 
         is_settled=is_settled,
         gate=gate.state,
         applied=book.applied,
+        has_gone_back=book.has_gone_back,
         engines={engine.name: _state_of(engine) for engine in book},
     )
 
@@ -71,6 +73,7 @@ def adopt(state: SharedState, book: FollowingBook, gate: Gate) -> list[Engine]:
     """
     gate.state = state.gate
     book.follow(state.applied)
+    book.has_gone_back |= state.has_gone_back
     returned: list[Engine] = []
     for engine in book:
         its = state.engines[engine.name]
@@ -91,6 +94,7 @@ def restore(state: SharedState, book: EngineBook, gate: Gate) -> None:
     """
     gate.state = state.gate
     book.follow(state.applied)
+    book.has_gone_back = state.has_gone_back
     for engine in book:
         its = state.engines[engine.name]
         engine.weights = engine.weights_told = its.weights

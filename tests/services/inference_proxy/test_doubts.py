@@ -9,7 +9,13 @@ from services.inference_proxy.admission import Gate
 from services.inference_proxy.engine import Engine
 from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.identity import EngineIdentity, Weights
-from services.inference_proxy.workers.state import FollowingBook, SharedState, adopt, state_of
+from services.inference_proxy.workers.state import (
+    FollowingBook,
+    SharedState,
+    adopt,
+    restore,
+    state_of,
+)
 from tests.services.inference_proxy.stub import StubEngine
 from tests.services.inference_proxy.test_sampled import engine_of
 from tests.services.inference_proxy.test_worker_parts import book_of
@@ -109,6 +115,16 @@ def test_that_an_engine_names_its_weights_is_known_in_all_workers() -> None:
     leader.get("e0").names_weights = True
     adopt(said(leader, 1), follower, Gate())
     assert [engine.names_weights for engine in follower] == [True, False]
+
+
+def test_a_worker_that_begins_after_a_going_back_answers_requests_of_before() -> None:
+    leader, _ = leader_and_follower()
+    leader.report(5)
+    leader.report(3, force=True)
+    new = book_of(FollowingBook)
+    restore(said(leader, 1), new, Gate())
+    assert (leader.least(5), new.least(5)) == (3, 3)
+    assert said(new, 1).has_gone_back
 
 
 @pytest.mark.e2e

@@ -22,7 +22,8 @@ from services.inference_proxy.workers.parcels import CALL, STARTED, Parcel
 from services.inference_proxy.workers.parent import Parent
 from services.inference_proxy.workers.state import SharedState
 
-KEEP = Keep(SharedState(number=1, is_settled=True, gate="open", applied=0, engines={}))
+FACTS = {"gate": "open", "applied": 0, "has_gone_back": False, "engines": {}}
+KEEP = Keep(SharedState(number=1, is_settled=True, **FACTS))
 
 def work(seat, state):
     for ask in (KEEP, End(0)):
