@@ -32,7 +32,7 @@ class Engine:
     misfit: Misfit | None = None
     asked_run: str | None = None  # the run that its identity was compared with
     at_start: int = 0  # the policy version of what it runs when it is started
-    names_weights: bool = False  # an answer of it named its weights by a policy version
+    names_weights: bool = False  # it named its weights by a policy version once
     doubts: int = 0  # how often something failed: it may be another process since
     doubts_answered: int = 0  # of those, how many there were when it last said what it is
     in_flight: int = 0

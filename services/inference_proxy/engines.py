@@ -100,7 +100,9 @@ class EngineBook:
         """Whether what an engine says of itself is not known, or may have changed."""
         if engine.dialect.identity_path is None:
             return False
-        return engine.is_doubted or not engine.is_fit or engine.asked_run != run_id
+        is_behind = engine.policy_version < self._applied
+        is_known = engine.is_fit and engine.asked_run == run_id
+        return engine.is_doubted or is_behind or not is_known
 
     def told(
         self,
@@ -121,6 +123,7 @@ class EngineBook:
         engine.asked_run, engine.doubts_answered = run_id, doubts
         if isinstance(told, EngineIdentity):
             engine.misfit = misfit_of(told, self._expected(engine, run_id))
+            engine.names_weights |= told.policy_version is not None
             if engine.weights is known:
                 is_named = known.is_named or engine.names_weights
                 known = replace(known, is_named=is_named)
@@ -230,7 +233,8 @@ class EngineBook:
         force: bool = False,
         is_named: bool = False,
     ) -> None:
-        """Engines ``names`` (all by default) now run ``version``; all or none are changed.
+        """Engines ``names`` (all by default) now run ``version``; all or none are changed. One
+        that did not go back is asked what it says of that.
 
         ``is_named``: they themselves name their weights by it. ``force`` allows an older version,
         for a run that restarts from an earlier checkpoint.
@@ -243,6 +247,8 @@ class EngineBook:
         for engine in engines:
             is_named_now = is_named or engine.weights.is_named
             engine.reports_total += 1
+            if version >= engine.policy_version:  # what goes back is said, not asked
+                engine.doubts += 1  # one that names them shows when it is started anew
             engine.weights = Weights(
                 policy_version=version, is_named=is_named_now, is_reported=True
             )

@@ -92,7 +92,7 @@ class Seen(Reply, frozen=True, kw_only=True, tag=True):
     sessions: list[dict[str, Any]]  # the latest last
     session_count: int
     older: list[str]  # engines that were found to run older weights than the leader said
-    naming: list[str]  # those of which an answer named its weights by a policy version
+    naming: list[str]  # those that named their weights by a policy version once
 
 
 class Text(Reply, frozen=True, tag=True):

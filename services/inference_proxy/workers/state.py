@@ -16,8 +16,8 @@ class EngineState(msgspec.Struct, frozen=True):
     """Of one engine: why it was taken out by hand if it is, and how often it was brought back.
 
     ``reports`` counts what was said of its weights: a report that says nothing new to the leader
-    may be news to a worker that found older weights in an answer. ``names_weights``: in some
-    worker an answer named them by a policy version.
+    may be news to a worker that found older weights in an answer. ``names_weights``: it named
+    them by a policy version once, whoever was told.
     """
 
     weights: Weights
@@ -109,8 +109,8 @@ def _hear(engine: Engine, its: EngineState) -> None:
     engine.names_weights |= its.names_weights
     if (its.weights, its.reports) == (engine.weights_told, engine.reports_total):
         return
-    if engine.weights != engine.weights_told:
-        engine.doubts += 1  # which of the two is newer, only the engine knows
+    if its.weights.policy_version >= engine.policy_version:
+        engine.doubts += 1  # what was found here may be newer: only the engine knows
     engine.weights = engine.weights_told = its.weights
     engine.reports_total = its.reports
 

@@ -48,7 +48,7 @@ def test_what_fails_while_an_engine_is_asked_is_not_answered_by_it() -> None:
     book.told(engine, says(3), run_id=None, known=known, doubts=doubts)
     assert book.must_ask(engine, run_id=None)
     asked(book, engine, None)
-    assert (engine.policy_version, book.must_ask(engine, run_id=None)) == (0, False)
+    assert (engine.policy_version, engine.is_doubted) == (0, False)
 
 
 def test_an_engine_whose_answer_crossed_a_report_is_asked_again() -> None:
@@ -99,15 +99,59 @@ def test_other_news_do_not_undo_what_a_worker_alone_found(reported: bool) -> Non
     assert engine.weights == found
 
 
-def test_news_that_differ_from_what_a_worker_found_make_it_ask() -> None:
+def test_news_of_an_engines_weights_make_every_worker_ask_it() -> None:
     leader, follower = leader_and_follower()
-    engine = follower.get("e0")
-    asked(follower, engine, 2)
-    leader.report(3)
+    for engine in leader:
+        asked(leader, engine, 2)
     adopt(said(leader, 1), follower, Gate())
-    assert (engine.policy_version, follower.must_ask(engine, run_id=None)) == (3, True)
-    other = follower.get("e1")
-    assert (other.policy_version, follower.must_ask(other, run_id=None)) == (3, False)
+    for engine in follower:
+        asked(follower, engine, 2)
+    leader.report(3, ["e0"])
+    adopt(said(leader, 2), follower, Gate())
+    for book in (leader, follower):
+        assert [book.must_ask(engine, run_id=None) for engine in book] == [True, False]
+        assert [engine.policy_version for engine in book] == [3, 2]
+
+
+def test_an_engine_behind_is_asked_until_it_names_newer_weights() -> None:
+    book, engine = fit()
+    book.report(4)
+    for named, serves in ((3, False), (3, False), (4, True)):  # it is named after the report
+        assert book.must_ask(engine, run_id=None)
+        asked(book, engine, named)
+        assert book.is_serving(engine) == serves
+    assert not book.must_ask(engine, run_id=None)
+
+
+def test_a_report_to_an_engine_that_names_nothing_stands() -> None:
+    book, engine = engine_of()
+    book.probed(engine, now_s=0.0)
+    asked(book, engine, None)
+    book.report(4)
+    asked(book, engine, None)
+    assert (engine.policy_version, book.must_ask(engine, run_id=None)) == (4, False)
+
+
+def test_an_engine_that_was_said_to_go_back_is_not_asked_whether_it_did() -> None:
+    leader, follower = leader_and_follower()
+    for number, (version, force) in enumerate([(5, False), (3, True)], 1):
+        leader.report(version, force=force)
+        adopt(said(leader, number), follower, Gate())
+        for book in (leader, follower):
+            for engine in book:
+                assert book.must_ask(engine, run_id=None) != force
+                asked(book, engine, version)
+    assert (leader.applied, follower.applied) == (3, 3)
+
+
+def test_an_engine_that_named_a_reported_version_shows_when_it_is_started_anew() -> None:
+    book, engine = fit()
+    book.report(4)
+    asked(book, engine, 4)
+    engine.weights = Weights(policy_version=4, is_reported=True)  # as another worker knows it
+    book.failed(engine, "broke off", now_s=0.0)
+    asked(book, engine, None)
+    assert (engine.policy_version, book.is_serving(engine)) == (0, False)
 
 
 def test_that_an_engine_names_its_weights_is_known_in_all_workers() -> None:
