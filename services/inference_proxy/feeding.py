@@ -138,12 +138,16 @@ class _Gathered:
     def take(self, choice: Json, index: int, *, vocab_size: int) -> None:
         if self.has_ended:
             raise MalformedAnswer(f"choices.{index}", "goes on after its end")
-        self._token_ids += read_token_ids(choice, index)
+        token_ids = read_token_ids(choice, index)
+        self._token_ids += token_ids
         try:
             masks = decode_sampling_mask(choice.get("sampling_mask"), vocab_size=vocab_size)
         except InvalidInput as exc:
             raise MalformedAnswer(f"choices.{index}.sampling_mask", str(exc)) from exc
         if masks is not None:
+            if len(masks) != len(token_ids):  # another part could make up for it, all shifted
+                rule = f"has {len(masks)} rows for {len(token_ids)} tokens"
+                raise MalformedAnswer(f"choices.{index}.sampling_mask", rule)
             self._masks.append(masks)
         self._take_scores(choice, index, masks)
         routed = read_routed_experts(choice, index)

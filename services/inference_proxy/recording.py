@@ -42,6 +42,7 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 class _Choice:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    is_aligned: bool = True  # each token has a log probability, and a kept set where any came
     masks: list[list[int]] = field(default_factory=list)
     has_masks: bool = False
     scores: list[list[float | None]] | None = None
@@ -63,10 +64,15 @@ class TurnRecord:
         """An answer, or a part of one, as the client gets it: checked before."""
         for raw in body.get("choices") or ():
             choice = self._choices.setdefault(raw["index"], _Choice())
-            choice.token_ids += raw.get("token_ids") or ()
-            choice.logprobs += logprobs_of(raw.get("logprobs"))
+            token_ids, logprobs = raw.get("token_ids") or (), logprobs_of(raw.get("logprobs"))
+            choice.token_ids += token_ids
+            choice.logprobs += logprobs
+            # Part by part: two parts that make up for each other would shift all between them.
+            choice.is_aligned &= len(logprobs) == len(token_ids)
             if raw.get("sampling_mask") is not None:
-                choice.masks += opened(raw["sampling_mask"])
+                masks = opened(raw["sampling_mask"])
+                choice.is_aligned &= len(masks) == len(token_ids)
+                choice.masks += masks
                 choice.has_masks = True
             if raw.get("sampling_mask_logprobs") is not None:
                 choice.scores = [*(choice.scores or ()), *opened(raw["sampling_mask_logprobs"])]
@@ -89,7 +95,8 @@ class TurnRecord:
         *,
         choice_count: int | None = None,
     ) -> dict[int, bytes | None]:
-        """Each choice as the msgpack of a ``TurnWire``; None for one without log probabilities.
+        """Each choice as the msgpack of a ``TurnWire``; None for one without log probabilities, or
+        of which a part had other numbers of them, or of kept sets, than of tokens.
 
         ``params`` are the client's sampling parameters: what it leaves out counts as vLLM's
         defaults (temperature 1, top-p 1, no top-k). The answer had ``choice_count`` choices, by
@@ -99,7 +106,7 @@ class TurnRecord:
         top_k = params.get("top_k")
         found: dict[int, bytes | None] = {}
         for index, choice in self._choices.items():
-            if len(choice.logprobs) != len(choice.token_ids):
+            if not choice.is_aligned:
                 found[index] = None
                 continue
             has_inline = choice.routed_experts is not None
