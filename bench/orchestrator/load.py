@@ -6,7 +6,6 @@ slow shows as latency and as a rate below the one asked for, never as a lighter 
 
 import asyncio
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from statistics import quantiles
 from typing import Final
@@ -64,7 +63,7 @@ class _Client:
         self._process = psutil.Process(pid)
         self._port, self._in_flight, self._rate, self._seconds = port, in_flight, rate, seconds
         self._idle: asyncio.Queue[Exchange] = asyncio.Queue()
-        self._open: deque[tuple[int, int]] = deque()  # serial, policy version
+        self._open: asyncio.Queue[tuple[int, int]] = asyncio.Queue()  # serial, policy version
         self._deliveries = Deliveries()
         self._next_serial = 0
         self._version = 0
@@ -119,7 +118,7 @@ class _Client:
         self._outcome.cpu_s = after.user + after.system - before.user - before.system
 
     async def _deliver(self, due_s: float) -> None:
-        serial, version = self._open.popleft()
+        serial, version = await self._open.get()  # a late lease makes a late delivery
         await self._send(self._deliveries.request(serial, version), b"202")
         self._outcome.latencies_s.append(time.perf_counter() - due_s)
         await self._lease()
@@ -127,7 +126,7 @@ class _Client:
     async def _lease(self) -> None:
         serial, self._next_serial = self._next_serial, self._next_serial + 1
         body = await self._send(lease_request(serial), b"200")
-        self._open.append((serial, orjson.loads(body)["policy_version"]))
+        self._open.put_nowait((serial, orjson.loads(body)["policy_version"]))
 
     async def _apply(self) -> None:
         """Inference applies v(s) as soon as step s is committed."""
