@@ -11,7 +11,7 @@ from services.orchestrator.beginning import StartRefused
 from services.orchestrator.config import OrchestratorSettings
 from services.orchestrator.going_back import committed_step
 from services.orchestrator.history import ReturnRecord
-from services.orchestrator.ledger import LedgerFailed
+from services.orchestrator.ledger import LeadershipLost, LedgerFailed
 from services.orchestrator.records import Change
 from services.orchestrator.storage.rows import read_return, return_row
 from tests.services.orchestrator.plain_ledger import PlainLedger
@@ -33,6 +33,18 @@ class FailingReturns(PlainLedger):
         if is_failing:
             self.failures -= 1
             raise LedgerFailed("as told")
+
+
+class LedByAnother(PlainLedger):
+    """Another orchestrator leads for so many more looks at it."""
+
+    looks = 0
+
+    async def commit(self, changes: Sequence[Change]) -> None:
+        if self.looks:
+            self.looks -= 1
+            raise LeadershipLost("http://other:8200")
+        self.apply(changes)
 
 
 def back_to(step: int, start_id: str = "job-2") -> dict[str, Any]:
@@ -104,6 +116,22 @@ async def test_a_start_that_dies_as_it_goes_back_does_so_in_the_next_life_or_has
         assert await returns(bench) == [(1, 1, "job-2")]
         await bench.until(lambda: bench.feed.taken[3:] == [2, 3], "they come again")
         assert sent(bench, 2, 3) == before
+
+
+async def test_a_start_that_must_stand_by_first_goes_back_when_it_leads(tmp_path: Path) -> None:
+    ledger = LedByAnother()
+    world = World(tmp_path, applied_steps_kept=3, ledger=ledger, ledger_lease_s=0.5)
+    async with world.life(start_id="job-1") as bench:
+        await trained(bench, steps=3)
+    ledger.looks, world.proxy.applied = 3, 1
+    async with world.life(**back_to(1), wait_for_version=False) as bench:
+        await bench.until(lambda: bench.app.state.terms.problem() is None, "it leads")
+        assert not ledger.looks
+        assert await returns(bench) == [(1, 1, "job-2")]
+    ledger.looks = 3
+    async with world.life(**back_to(1), wait_for_version=False) as bench:
+        await bench.until(lambda: bench.app.state.terms.problem() is None, "it leads again")
+        assert await returns(bench) == [(1, 1, "job-2")]
 
 
 async def test_what_is_gone_is_dropped_and_listed(tmp_path: Path) -> None:
