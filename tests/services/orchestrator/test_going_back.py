@@ -146,6 +146,9 @@ async def test_what_a_resume_found_gone_of_a_kept_step_does_not_come_again(
         turns = {name: await collect(bench, name, advantage=1.0) for name in ("a", "b")}
         await bench.until(lambda: bench.feed.taken == [1], "it is shipped")
         bench.feed.commit(1)
+        await bench.until(
+            lambda: bench.service.book.steps[1].acknowledged_s is not None, "the commit is known"
+        )
         bench.proxy.applied = 1
         await bench.until(lambda: bench.service.book.policy_version == 1, "it is applied")
         assert bench.root is not None
