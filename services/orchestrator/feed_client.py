@@ -140,9 +140,10 @@ class FeedClient:
         if not answer.is_success:
             raise FeedCallFailed(f"lineage: {answer.status_code} {_problem(answer).detail}")
 
-    async def end(self) -> None:
-        """No more steps will come. Raises FeedCallFailed."""
-        answer = await self._call("POST", "/v1/end")
+    async def end(self, *, feed_instance: str) -> None:
+        """No more steps will come; said to this process of the feed only. Raises FeedCallFailed."""
+        headers = {"sideband-feed-instance": feed_instance}
+        answer = await self._call("POST", "/v1/end", headers=headers)
         if not answer.is_success:
             raise FeedCallFailed(f"end: {answer.status_code} {_problem(answer).detail}")
 

@@ -34,10 +34,8 @@ async def ship_steps(service: Orchestrator, feed: FeedClient) -> None:
         service.to_ship.clear()
         async with service.feed_turn:
             await _ship_all(service, feed)
-            lineage = service.book.lineage
-            has_ended = service.ended_lineage == lineage
-            if is_complete(service) and not has_ended and await _end(service, feed):
-                service.ended_lineage = lineage
+            if is_complete(service) and service.ended_feed is None:
+                await _end(service, feed)
 
 
 async def _ship_all(service: Orchestrator, feed: FeedClient) -> None:
@@ -91,7 +89,7 @@ async def refused_by(feed: FeedClient, service: Orchestrator) -> str | None:
         served = (await feed.acknowledgements()).run_id
         if served != service.book.rules.run_id:
             return f"the feed serves run {served}"
-        service.ended_lineage = None  # a stopped run has told it the end
+        service.ended_feed = None  # a stopped run has told it the end
         await feed.reopen()
         await _hand_over(service, feed)
     except StepRejected as exc:
@@ -113,17 +111,22 @@ def is_complete(service: Orchestrator) -> bool:
     return stepping.is_last_step(book) and not has_rest and book.draft is None
 
 
-async def _end(service: Orchestrator, feed: FeedClient) -> bool:
+async def _end(service: Orchestrator, feed: FeedClient) -> None:
+    """Only the process that holds what was shipped, and is of the run's lineage, is told."""
     try:
-        await feed.end()
+        await tell_feed(service, feed)
+        instance = await _ask(service, feed)
+        if instance is None or not is_complete(service):
+            return  # it serves another run, or has lost a step: that comes first
+        await feed.end(feed_instance=instance)
     except FeedCallFailed as exc:
         log.warning("feed_end_failed", error=str(exc))
         service.metrics.delivery_failures_total.inc()
         await asyncio.sleep(RETRY_WAIT_S_MIN)
         service.to_ship.set()
-        return False
+        return
+    service.ended_feed = instance
     log.info("feed_ended", last_step=service.book.next_step - 1)
-    return True
 
 
 async def poll_feed(service: Orchestrator, feed: FeedClient) -> None:
@@ -135,19 +138,27 @@ async def poll_feed(service: Orchestrator, feed: FeedClient) -> None:
         except FeedBehind:
             service.to_ship.set()
         except FeedCallFailed as exc:
+            if service.book.run.is_terminal:
+                continue  # it may be gone for good
             service.metrics.delivery_failures_total.inc()
             log.warning("feed_poll_failed", error=str(exc))
 
 
 async def poll_feed_once(service: Orchestrator, feed: FeedClient) -> str | None:
-    """One poll; which process of the feed holds what was shipped. None: nothing is shipped.
+    """One poll; which process of the feed holds what was shipped. None: it need not be known.
 
     Raises FeedCallFailed; FeedBehind when its answers are of before the trainer went back.
     """
+    is_shipped = any(r.state is StepState.SHIPPED for r in service.book.open_steps.values())
+    if not is_shipped and not service.book.lineage and service.ended_feed is None:
+        return None
+    return await _ask(service, feed)
+
+
+async def _ask(service: Orchestrator, feed: FeedClient) -> str | None:
+    """As ``poll_feed_once``. None: the feed serves another run."""
     book = service.book
     shipped = {r.step for r in book.open_steps.values() if r.state is StepState.SHIPPED}
-    if not shipped and not book.lineage:
-        return None
     # Held steps are asked for first: one that is committed in between is then in the second
     # answer, and never taken for lost.
     answer = await feed.held_steps()
@@ -174,4 +185,7 @@ async def poll_feed_once(service: Orchestrator, feed: FeedClient) -> str | None:
     if again:
         service.metrics.steps_resent_total.inc(len(again))
         log.warning("feed_lost_steps", steps=again)
+    if service.ended_feed not in {None, answer.feed_instance}:
+        service.ended_feed = None  # another process, or lineage: it does not know of the end
+        service.to_ship.set()
     return answer.feed_instance

@@ -54,7 +54,7 @@ ExpectedInstance = Annotated[
     Header(
         alias="Sideband-Feed-Instance",
         max_length=64,
-        description="Take the step only if the feed is still this process, as an answer named it.",
+        description="Do it only if the feed is still this process, as an answer named it.",
         examples=["5f2b1c"],
     ),
 ]
@@ -142,9 +142,17 @@ async def go_back(body: GoBackBody, service: ServiceDep) -> WentBack:
         return service.go_back(to)
 
 
-@router.post("/v1/end", tags=["steps"], summary="No more steps will come", responses=responses())
-async def end(service: ServiceDep) -> FeedView:
-    """Ranks stop iterating after the last step. Idempotent."""
+@router.post(
+    "/v1/end",
+    tags=["steps"],
+    summary="No more steps will come",
+    responses=responses(FeedRestarted),
+)
+async def end(service: ServiceDep, expected: ExpectedInstance = None) -> FeedView:
+    """Ranks stop iterating after the last step. Idempotent. The header keeps a feed that was
+    started anew from ending before it has what it lost.
+    """
+    service.check_instance(expected)
     return service.end()
 
 

@@ -161,7 +161,7 @@ class SimulatedFeed:
         self.world.go_back(lineage, step)
         await self._pause()
 
-    async def end(self) -> None:
+    async def end(self, *, feed_instance: str) -> None:
         await self._pause()
 
 

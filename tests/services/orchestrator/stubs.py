@@ -32,6 +32,7 @@ class StubFeed:
     lineage: int = 0
     told: list[dict[str, int]] = field(default_factory=list)  # that the trainer went back
     restarts_before_put: bool = False
+    restarts_before_end: bool = False
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         if self.is_down:
@@ -74,6 +75,11 @@ class StubFeed:
             }
             return httpx.Response(200, json=body)
         if path == "/v1/end":
+            if self.restarts_before_end:
+                self.restarts_before_end = False
+                self.forget()
+            if request.headers.get("sideband-feed-instance", self.instance) != self.instance:
+                return refusal(412, "feed_restarted")
             self.has_ended = request.method == "POST"
             return httpx.Response(200, json={})
         return httpx.Response(404, json={"code": "not_found", "detail": path})
@@ -86,6 +92,7 @@ class StubFeed:
     def forget(self) -> None:
         """The feed is started anew and knows nothing."""
         self.held, self.committed_step, self.lineage = set(), None, 0
+        self.has_ended = False
         self.instance = f"feed-{int(self.instance.removeprefix('feed-')) + 1}"
 
     def go_back(self, told: dict[str, int]) -> None:
@@ -93,7 +100,7 @@ class StubFeed:
         self.told.append(told)
         committed, step = self.committed_step, told["step"]
         self.forget()
-        self.lineage, self.has_ended = told["lineage"], False
+        self.lineage = told["lineage"]
         self.committed_step = None if committed is None else min(committed, step)
 
 

@@ -50,6 +50,16 @@ async def test_the_trainer_goes_back_once_for_each_lineage() -> None:
         assert (await put(client, step_of(2))).status_code == 201
 
 
+async def test_only_the_process_that_is_meant_ends() -> None:
+    async with running() as (client, _):
+        instance = (await client.get("/v1/steps")).json()["feed_instance"]
+        refused = await client.post("/v1/end", headers={"sideband-feed-instance": "another"})
+        assert (refused.status_code, refused.json()["code"]) == (412, "feed_restarted")
+        assert (await put(client, step_of(1))).status_code == 201
+        meant = await client.post("/v1/end", headers={"sideband-feed-instance": instance})
+        assert meant.json()["state"] == "ending"
+
+
 async def test_a_step_that_is_read_while_the_trainer_goes_back_is_not_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
