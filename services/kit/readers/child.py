@@ -32,8 +32,8 @@ def main(module: str) -> None:
     conversation: Conversation | None = None
     with open(IN, "rb", buffering=0) as source, open(out_fd, "wb", buffering=0) as sink:
         send(sink, STARTED)
-        while prefix := received(source, PREFIX.size):
-            kind, head_bytes, body_bytes = PREFIX.unpack(prefix)
+        while (question := next_question(source)) is not None:
+            kind, head, body = question
             if kind == END:
                 conversation = None
                 if trim is not None:
@@ -42,19 +42,29 @@ def main(module: str) -> None:
             if kind == BEGIN:
                 conversation = begin()
             assert conversation is not None, "a conversation begins with BEGIN"
-            head = bytes(received(source, head_bytes))
-            answer, data = conversation.ask(head, received(source, body_bytes))
+            answer, data = conversation.ask(bytes(head), body)
             send(sink, PREFIX.pack(GO_ON, len(answer), len(data)), answer, data)
 
 
-def received(source: FileIO, size_bytes: int) -> bytearray:
-    """So many bytes; none when the input ends before they do."""
+def next_question(source: FileIO) -> tuple[int, bytearray, bytearray] | None:
+    """What is wanted, its head and its body; None when the service is gone, within one too."""
+    prefix = received(source, PREFIX.size)
+    if prefix is None:
+        return None
+    kind, head_bytes, body_bytes = PREFIX.unpack(prefix)
+    head = received(source, head_bytes)
+    body = None if head is None else received(source, body_bytes)
+    return None if head is None or body is None else (kind, head, body)
+
+
+def received(source: FileIO, size_bytes: int) -> bytearray | None:
+    """So many bytes; None when the input ends before they do."""
     data = bytearray(size_bytes)
     view, at = memoryview(data), 0
     while at < size_bytes:
         count = source.readinto(view[at:])
         if not count:
-            return bytearray()
+            return None
         at += count
     return data
 

@@ -2,14 +2,18 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 
+from services.kit.readers.framing import BEGIN, PREFIX
 from services.kit.readers.held import SMALL_BYTES_MAX, held_body
 from services.kit.readers.pool import ReaderJob, ReaderLimits, ReaderLost, ReaderPool, ReadersBusy
+from services.kit.readers.process import PROGRAM
 
 MODULE = "tests.services.kit.odd_reader"
 LIMITS = ReaderLimits(bytes_max=4 * SMALL_BYTES_MAX, processes=1)
@@ -158,3 +162,15 @@ async def test_nothing_is_left_when_the_pool_is_closed() -> None:
         assert len(set(processes)) == 2
         one.done()
     assert not any(map(is_there, processes))
+
+
+@pytest.mark.parametrize(
+    "torn", [b"", PREFIX.pack(BEGIN, 4, 0)[:5], PREFIX.pack(BEGIN, 2, 9) + b"he"]
+)
+def test_a_reader_ends_when_its_service_is_gone(torn: bytes) -> None:
+    command = [sys.executable, "-c", PROGRAM, MODULE, *sys.path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(PREFIX.size)  # it is ready
+        answers, _ = process.communicate(torn, timeout=30)
+    assert (process.returncode, answers) == (0, b"")
