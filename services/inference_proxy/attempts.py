@@ -182,7 +182,7 @@ class Attempts:
         )
         if plan.is_train:
             choices, version = answer.body["choices"], plan.policy_version
-            self._calls.check_weights(engine, choices, policy_version=version, known=known)
+            await self._calls.check_weights(engine, choices, policy_version=version, known=known)
         return answer
 
     @property

@@ -11,15 +11,23 @@ import structlog
 from services.inference_proxy.engine import Engine, Role
 from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.headers import to_engine
-from services.inference_proxy.identity import Weights
+from services.inference_proxy.identity import Misfit, Weights, read_identity
 from services.inference_proxy.metrics import Metrics
 from services.inference_proxy.sampled import check_weights
 from services.inference_proxy.selection import choose
-from services.inference_proxy.upstream import EngineBehind, Reply, Upstream, UpstreamError
+from services.inference_proxy.upstream import (
+    EngineBehind,
+    EngineBroke,
+    EngineRefused,
+    Reply,
+    Upstream,
+    UpstreamError,
+)
 from sideband.ids import SessionId
 
 OK: Final = "ok"
 CANCELLED: Final = "cancelled"  # or our own fault
+CONFIRM_S: Final = 5.0  # to say what it runs
 
 log = structlog.get_logger(__name__)
 
@@ -91,18 +99,46 @@ class EngineCalls:
         self._metrics.attempts_total.add(engine.name, leg, outcome)
         self._metrics.attempt_duration_seconds.observe(leg, seconds=seconds)
 
-    def check_weights(
+    async def check_weights(
         self, engine: Engine, choices: object, *, policy_version: int, known: Weights
     ) -> None:
-        """Refuse a whole answer that weights older than its request's sampled. Raises EngineBehind.
+        """Refuse a whole answer that weights older than its request's sampled.
 
-        ``known`` is what was known of the engine's weights when it was asked.
+        Where it names none, an engine that can name them is asked what it runs now: one that was
+        started anew before it answered says it. ``known`` is what was known of its weights when
+        the request went out. Raises EngineBehind, and UpstreamError when it does not say.
         """
+        at_least = self._book.least(policy_version)
         try:
-            check_weights(engine, choices, at_least=self._book.least(policy_version))
-        except EngineBehind as exc:
+            is_named = check_weights(engine, choices, at_least=at_least)
+            if not is_named and engine.names_weights and engine.identity is not None:
+                await self._confirm(engine, at_least=at_least)
+        except UpstreamError as exc:
             self.failed(engine, exc, known=known)
             raise
+
+    async def _confirm(self, engine: Engine, *, at_least: int) -> None:
+        """Ask it what it runs. Raises EngineBehind for older weights, UpstreamError."""
+        path = engine.dialect.identity_path
+        assert path is not None, "its identity is known"
+        found = engine.at_start
+        try:
+            async with self._upstream.open(
+                engine.name,
+                f"{engine.url}{path}",
+                method="GET",
+                headers=dict(self._bare_headers),
+                timeout_s=CONFIRM_S,
+            ) as reply:
+                told = read_identity(await reply.whole())
+        except EngineRefused:  # it had the route: another server has come in its place
+            told = None
+        if isinstance(told, Misfit):
+            raise EngineBroke(engine.name, str(told))
+        if told is not None and told.policy_version is not None:
+            found = told.policy_version
+        if found < at_least:
+            raise EngineBehind(engine.name, found=found, expected=at_least)
 
     def failed(self, engine: Engine, error: UpstreamError, *, known: Weights) -> None:
         """Count a failure against an engine's health, if it is the engine's."""

@@ -195,7 +195,7 @@ class OpenAITurns:
                 return _LegAnswer(raw=raw, plan=None, answer=None, engine=engine)
             version = asked.place.policy_version
             choices = canonical["choices"]
-            self._calls.check_weights(engine, choices, policy_version=version, known=known)
+            await self._calls.check_weights(engine, choices, policy_version=version, known=known)
             plan = self._plan(asked, prompt, leg)
             answer = await self._answer(plan, engine, request_id, leg, canonical)
             return _LegAnswer(raw=raw, plan=plan, answer=answer, engine=engine)

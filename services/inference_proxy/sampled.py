@@ -14,14 +14,17 @@ from services.inference_proxy.upstream import EngineBehind
 _DIGITS_MAX: Final = 9  # of a policy version; a longer number names something else
 
 
-def check_weights(engine: Engine, choices: object, *, at_least: int) -> None:
-    """Raises EngineBehind when weights older than version ``at_least`` sampled any token.
+def check_weights(engine: Engine, choices: object, *, at_least: int) -> bool:
+    """Whether any weights are named. Raises EngineBehind when older ones than version ``at_least``
+    sampled any token.
 
     ``choices`` are an answer's or an event's, as the dialect read them. A name that is no number
     means the weights of the engine's start, unless others were reported to this proxy of an engine
     that never named its weights by a number: from that one such a name says nothing.
     """
+    is_named = False
     for name in _names(choices):
+        is_named = True
         if name.isdecimal() and len(name) <= _DIGITS_MAX:
             engine.names_weights = True
             found = int(name)
@@ -31,6 +34,7 @@ def check_weights(engine: Engine, choices: object, *, at_least: int) -> None:
             found = engine.at_start
         if found < at_least:
             raise EngineBehind(engine.name, found=found, expected=at_least)
+    return is_named
 
 
 def _names(choices: object) -> Iterator[str]:
