@@ -85,8 +85,8 @@ class BoundedProtocol(HttpToolsProtocol):
                 "nothing is upgraded here: ask again without, or no body"
             )
             raise self._fault
+        super().on_headers_complete()  # stops the parser at a target that is no address
         self._is_in_head, self._bare_bytes = False, 0
-        super().on_headers_complete()
         if is_last:
             self.cycle.keep_alive, self.is_refused = False, True
 
@@ -156,12 +156,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def _must_wait(self, problem: Problem) -> bool:
         """Whether something else is to be said first, or it is too late for this."""
         cycle: RequestResponseCycle | None = self.cycle
-        if cycle is None or cycle.response_complete:
+        if cycle is None:
             return False
-        if not self.is_in_body:  # the fault is in none that is being answered
-            self._due, self.is_refused = problem, True
-        elif self.pipeline or cycle.response_started:
+        if self.is_in_body and cycle.response_started:  # it has its answer, or a part of one
             self._close()
+        elif self.pipeline or not (self.is_in_body or cycle.response_complete):
+            self._due, self.is_refused = problem, True
         else:
             return False
         return True
