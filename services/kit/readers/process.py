@@ -17,7 +17,7 @@ PART_BYTES: Final = 256 << 10  # of an answer, taken in one turn of the loop
 
 
 class ReaderGone(Exception):
-    """The process ended before it answered."""
+    """The process ended before it answered, or never began."""
 
 
 class Reader:
@@ -31,16 +31,21 @@ class Reader:
 
     @classmethod
     async def start(cls, module: str) -> "Reader":
-        """A process that loads ``module``: wait for ``ready`` before it is asked."""
-        return cls(
-            await asyncio.create_subprocess_exec(
+        """A process that loads ``module``: wait for ``ready`` before it is asked.
+
+        Raises ReaderGone when the system gives none.
+        """
+        try:
+            process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-c", PROGRAM, module, *sys.path),
                 stdin=PIPE,
                 stdout=PIPE,
                 limit=PART_BYTES,
                 start_new_session=True,  # a terminal's interrupt is for the service, which ends it
             )
-        )
+        except OSError as exc:
+            raise ReaderGone(f"cannot be started: {exc}") from exc
+        return cls(process)
 
     async def ready(self) -> None:
         """Until it can be asked. Raises ReaderGone."""

@@ -1,6 +1,7 @@
 """Reader processes: bounded, owned, replaced when they die, and never waited for without end."""
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -93,6 +94,21 @@ async def test_a_reader_that_dies_fails_its_own_request_only(pool: ReaderPool, h
         count, second, _ = await asked(job)
         assert count == 1
         assert second != first
+
+
+async def test_a_system_without_room_for_a_process_fails_one_request(
+    pool: ReaderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, "too many processes")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "create_subprocess_exec", refused)
+        async with pool.job() as job:
+            with pytest.raises(ReaderLost):
+                await asked(job)
+    async with pool.job() as job:
+        assert (await asked(job))[0] == 1
 
 
 async def test_a_reader_that_does_not_answer_in_time_is_ended() -> None:
