@@ -3,12 +3,13 @@
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
+
+from bench.http.processes import free_port
 
 USER: Final = "sideband"
 START_TIMEOUT_S: Final = 40
@@ -53,10 +54,3 @@ def server(folder: Path) -> Iterator[str]:
             yield f"postgresql://{USER}@127.0.0.1:{port}/postgres"
         finally:
             run("pg_ctl", *control, "-m", "immediate", "stop")
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

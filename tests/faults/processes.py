@@ -13,7 +13,7 @@ from threading import Event
 
 import httpx
 
-from bench.postgres import free_port
+from bench.http.processes import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 START_TIMEOUT_S = 40.0

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import pytest
 
-from bench.postgres import free_port
+from bench.http.processes import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 ROOT = Path(__file__).parent.parent.parent
