@@ -15,6 +15,7 @@ from typing import Final
 import structlog
 
 from services.kit.problems import Problem
+from services.orchestrator.beginning import StartRefused
 from services.orchestrator.errors import RETRY_SOON, LedgerUnavailable
 from services.orchestrator.journal import refusal
 from services.orchestrator.ledger import LeadershipLost, Ledger, LedgerError
@@ -91,6 +92,8 @@ class Terms:
                 begun.set()
                 await asyncio.sleep(self._standby_poll_s)
                 continue
+            except StartRefused:
+                raise  # whenever it leads: the settings will not change
             except (LedgerError, SidebandError, OSError) as exc:
                 if not begun.is_set():
                     raise  # a wrong address or a ledger in use: the operator must see it

@@ -153,6 +153,7 @@ async def orchestrator(
     proxy: StubProxy | None = None,
     clock: ManualClock | None = None,
     wait_for_version: bool = True,
+    on_crash: Callable[[], None] = lambda: None,
     **settings: Any,
 ) -> AsyncIterator[Bench]:
     """An orchestrator with fast loops; ``settings`` override. What is given outlives it."""
@@ -179,6 +180,7 @@ async def orchestrator(
         proxy_transport=httpx.MockTransport(proxy),
         clock_s=clock,
         ledger=ledger,
+        on_crash=on_crash,
     )
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with (

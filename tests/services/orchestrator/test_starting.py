@@ -170,6 +170,19 @@ async def test_a_start_that_cannot_go_back_ends_by_name_and_changes_nothing(tmp_
         assert (await bench.run())["phase"] == "ended", "what it did is done"
 
 
+async def test_a_start_that_stood_by_and_cannot_go_back_ends_the_process(tmp_path: Path) -> None:
+    ledger = LedByAnother()
+    world = World(tmp_path, ledger=ledger, ledger_lease_s=0.5)
+    async with world.life() as bench:
+        await trained(bench, steps=2)
+    ledger.looks, crashes = 2, list[str]()
+    settings = back_to(3) | {"on_crash": lambda: crashes.append("ends")}
+    async with world.life(**settings, wait_for_version=False) as bench:
+        await bench.until(lambda: bool(crashes), "it cannot lead")
+        assert not ledger.looks
+        assert bench.app.state.terms.problem() is not None
+
+
 async def test_a_ledger_in_memory_cannot_go_back(tmp_path: Path) -> None:
     with pytest.raises(StartRefused, match="A ledger in memory keeps no samples"):
         async with World(tmp_path, ledger_url="memory").life(**back_to(0)):
