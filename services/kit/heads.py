@@ -138,6 +138,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
 
+    def _should_upgrade_to_ws(self) -> bool:
+        """Asked for every such request."""
+        return False
+
     def _unsupported_upgrade_warning(self) -> None:
         """Called for every such request; no log is for a client to fill."""
 

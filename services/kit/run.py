@@ -66,7 +66,6 @@ def server_options(settings: ServiceSettings) -> dict[str, Any]:
         "log_level": "warning",
         "access_log": False,
         "server_header": False,
-        "ws": "none",
         "timeout_graceful_shutdown": max(1, int(settings.drain_timeout_s)),
         "h11_max_incomplete_event_size": 64 << 10,
         "proxy_headers": False,  # nobody asks for the client's address

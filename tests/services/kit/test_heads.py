@@ -124,10 +124,13 @@ async def test_the_body_of_an_upgrade_is_never_a_request(name: bytes, framing: b
 
 
 @pytest.mark.parametrize("length", [b"", b"content-length: 0\r\n"])
-async def test_an_upgrade_without_a_body_is_answered_as_if_it_were_none(length: bytes) -> None:
+@pytest.mark.parametrize("name", [b"h2c", b"websocket"])
+async def test_an_upgrade_without_a_body_is_answered_as_if_it_were_none(
+    name: bytes, length: bytes
+) -> None:
     seen = Seen()
     protocol, transport = connected(seen)
-    head = b"GET /first HTTP/1.1\r\n" + UPGRADE % b"h2c" + length + b"\r\n"
+    head = b"GET /first HTTP/1.1\r\n" + UPGRADE % name + length + b"\r\n"
     await fed(protocol, head + GET, GET)
     assert statuses(transport) == [200]
     assert [path for path, _, _ in seen.requests] == ["/first"]
@@ -177,6 +180,24 @@ async def test_a_request_that_was_answered_gets_no_second_answer(send_whole: boo
     protocol, transport = connected(answering(send_whole))
     await fed(protocol, CHUNKED + b"3\r\nabc\r\n", b"none\r\n", GET)
     assert (statuses(transport), transport.is_closed) == ([200], True)
+
+
+@pytest.mark.parametrize("earlier", [0, 1, 3])
+async def test_a_broken_body_is_a_400_in_its_own_place(earlier: int) -> None:
+    seen = Seen()
+    seen.gate.clear()
+    protocol, transport = connected(seen)
+    await fed(protocol, GET * earlier + CHUNKED + b"3\r\nabc\r\nnone\r\n", GET)
+    assert (statuses(transport), transport.is_closed) == ([] if earlier else [400], False)
+    seen.gate.set()
+    for _ in range(earlier + 1):
+        await settled()
+    assert statuses(transport) == [*[200] * earlier, 400]
+    assert len(seen.requests) == earlier
+    protocol.timeout_keep_alive_handler()
+    assert transport.is_closed
+    protocol.connection_lost(None)
+    await settled()
 
 
 async def test_nothing_is_said_after_the_refusal_of_a_body() -> None:
