@@ -18,6 +18,7 @@ from services.inference_proxy.engine import Engine
 from services.inference_proxy.engines import EngineBook, VersionBackwards
 from services.inference_proxy.siblings import Siblings
 from services.inference_proxy.upstream import EngineBroke, Upstream, UpstreamError
+from services.kit.problems import Problem
 
 log = structlog.get_logger(__name__)
 
@@ -69,8 +70,9 @@ class WeightUpdates:
     async def apply(self, update: WeightUpdate) -> UpdateOutcome:
         """Bring every serving engine to the update's version.
 
-        Raises UpdateRunning, VersionBackwards, UntranslatableParameter (nothing was touched) and
-        UpdateFailed (every engine was taken out).
+        Raises UpdateRunning, VersionBackwards, UntranslatableParameter (nothing was touched),
+        UpdateFailed (every engine was taken out), and WorkerSilent when another worker may not know
+        of what was done.
         """
         if self._is_running:
             raise UpdateRunning
@@ -98,22 +100,35 @@ class WeightUpdates:
         for name, reason in failed.items():
             self._book.hold(name, f"weight update to v{update.policy_version} failed: {reason}")
             log.error("weight_update_failed", engine=name, reason=reason)
-        await self._siblings.publish()  # nobody asks one that is about to be abandoned
+        await self._told()  # nobody asks one that is about to be abandoned
         await self._all(failed, [steps[name].abandon for name in failed], {})
         if updated:
             self._book.report(update.policy_version, updated, force=update.force, is_named=True)
             self._hold_ahead(update)
-            await self._siblings.publish()
+            await self._told()
         resumed = await self._all(updated, [steps[name].resume for name in updated], failed)
         for name in set(updated) - set(resumed):
             self._book.hold(name, f"did not resume after a weight update: {failed[name]}")
             log.error("resume_failed", engine=name, reason=failed[name])
-        await self._siblings.publish()
+        untold = await self._told()
         if not resumed:
             raise UpdateFailed(failed)
+        if untold is not None:
+            raise untold
         log.info("weights_updated", policy_version=update.policy_version, engines=resumed)
         left_out = [engine.name for engine in self._book if engine.name not in steps]
         return UpdateOutcome(updated=tuple(resumed), failed=failed, left_out=tuple(left_out))
+
+    async def _told(self) -> Problem | None:
+        """Tell the other workers. One that does not hear it keeps no engine paused, which would
+        hold every request that it has.
+        """
+        try:
+            await self._siblings.publish()
+        except Problem as problem:
+            log.error("update_not_published", reason=problem.detail)
+            return problem
+        return None
 
     def _hold_ahead(self, update: WeightUpdate) -> None:
         """After going back no engine may come again with newer weights of before."""

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from services.inference_proxy.siblings import Alone
+from services.inference_proxy.workers.errors import WorkerSilent
 from tests.services.inference_proxy.harness import Running, pair, request_body, running
 from tests.services.inference_proxy.stub import StubEngine
 
@@ -83,6 +85,25 @@ async def test_an_engine_that_does_not_resume_is_out() -> None:
         report = (await proxy.http.post(PATH, json=FOLDER)).json()
         assert report["updated"] == ["e0"]
         assert "did not resume" in (await views(proxy))["e1"]["why_out"]
+
+
+@pytest.mark.parametrize(("silent_times", "status"), [(1, 200), (2, 200), (99, 503)])
+async def test_no_engine_stays_paused_because_another_worker_is_silent(
+    silent_times: int, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silences = iter(range(silent_times))
+
+    async def publish(_: Alone) -> None:
+        if next(silences, None) is not None:
+            raise WorkerSilent(1, "did not answer")
+
+    monkeypatch.setattr(Alone, "publish", publish)
+    engines = {"e0": StubEngine(), "e1": StubEngine(broken_paths={"/collective_rpc"})}
+    async with running(engines) as proxy:
+        assert (await proxy.http.post(PATH, json=FOLDER)).status_code == status
+        assert engines["e0"].admin_calls == STEPS
+        assert engines["e1"].admin_calls[-1] == ("/pause?mode=abort", None)
+        assert (await proxy.generate(request_body([1, 2, 3]))).status_code == 200
 
 
 async def test_no_engine_left_is_a_502_and_the_version_stays() -> None:
