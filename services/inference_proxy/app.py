@@ -42,6 +42,7 @@ from services.inference_proxy.upstream import Upstream, Wire
 from services.inference_proxy.versions import VersionPusher
 from services.inference_proxy.weights import WeightUpdates
 from services.inference_proxy.wire import open_wire
+from services.inference_proxy.workers.errors import Misdirected
 from services.inference_proxy.workers.state import FollowingBook
 from services.inference_proxy.workers.team import Member, Team
 from services.kit.app import ProblemApp, build_app
@@ -107,6 +108,7 @@ def create_app(
         registry=registry,
         large_paths=[generate.PATH, *openai.PATHS],
         scrape=scrape,
+        unrouted=[Misdirected],
     )
     app.state.registry = registry
     documented = next(r for r in generate.router.routes if getattr(r, "path", "") == generate.PATH)

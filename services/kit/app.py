@@ -119,9 +119,11 @@ def build_app(
     data_routers: Sequence[APIRouter] = (),
     large_paths: Sequence[str] = (),
     scrape: Scrape | None = None,
+    unrouted: Sequence[type[Problem]] = (),
 ) -> ProblemApp:
     """The application. ``ready`` returns why the service cannot work yet; nothing means ready.
-    ``scrape`` adds what other processes count to the metrics of this one.
+    ``scrape`` adds what other processes count to the metrics of this one. ``unrouted`` are further
+    problems that any request may meet before its route is known.
 
     ``data_routers`` hold what environments use: data tokens open them too. Bodies of paths that
     begin with one of ``large_paths`` may have ``body_bytes_max``.
@@ -134,7 +136,7 @@ def build_app(
         description=description,
         version=metadata.version("sideband"),
         lifespan=_with_tokens(lifespan, tokens),
-        responses=described(*UNROUTED),
+        responses=described(*UNROUTED, *unrouted),
     )
     app.tokens = tokens
     problems.install(app)

@@ -25,6 +25,7 @@ from services.inference_proxy.schemas import (
     Versions,
 )
 from services.inference_proxy.views import engine_views, sessions_view
+from services.inference_proxy.workers.errors import WorkerSilent
 from services.kit.problems import responses
 from sideband.ids import ID_PATTERN, SessionId
 
@@ -36,7 +37,9 @@ SessionPath = Annotated[
 ]
 
 
-@router.get("/v1/engines", summary="Engines, their health and load", responses=responses())
+@router.get(
+    "/v1/engines", summary="Engines, their health and load", responses=responses(WorkerSilent)
+)
 async def list_engines(parts: PartsDep) -> Engines:
     """All engines in the order of the settings."""
     return Engines(engines=await parts.siblings.engines(engine_views(parts.book)))
@@ -45,7 +48,7 @@ async def list_engines(parts: PartsDep) -> Engines:
 @router.post(
     "/v1/engines/{name}/eject",
     summary="Take an engine out by hand",
-    responses=responses(UnknownEngineProblem),
+    responses=responses(UnknownEngineProblem, WorkerSilent),
 )
 async def eject(name: EngineName, parts: PartsDep) -> EngineView:
     """It gets no new requests until it is returned; those it has go on. Idempotent."""
@@ -59,7 +62,7 @@ async def eject(name: EngineName, parts: PartsDep) -> EngineView:
 @router.post(
     "/v1/engines/{name}/return",
     summary="Bring an engine back",
-    responses=responses(UnknownEngineProblem),
+    responses=responses(UnknownEngineProblem, WorkerSilent),
 )
 async def return_engine(name: EngineName, parts: PartsDep) -> EngineView:
     """One probe is made at once; it serves when that succeeds. Idempotent."""
@@ -69,7 +72,7 @@ async def return_engine(name: EngineName, parts: PartsDep) -> EngineView:
     return await _engine(parts, name)
 
 
-@router.get("/v1/sessions", summary="Sessions, the latest last", responses=responses())
+@router.get("/v1/sessions", summary="Sessions, the latest last", responses=responses(WorkerSilent))
 async def list_sessions(
     parts: PartsDep,
     limit: Annotated[
@@ -129,7 +132,7 @@ async def get_versions(parts: PartsDep) -> Versions:
 @router.post(
     "/v1/policy-version",
     summary="Report that engines have applied new weights",
-    responses=responses(UnknownEngineProblem, VersionConflict),
+    responses=responses(UnknownEngineProblem, VersionConflict, WorkerSilent),
 )
 async def report_version(report: VersionReport, parts: PartsDep) -> Versions:
     """Called by whoever updates the weights. What all serving engines have is pushed on to the
@@ -143,7 +146,7 @@ async def report_version(report: VersionReport, parts: PartsDep) -> Versions:
     return _versions(parts)
 
 
-@router.post("/v1/admin/pause", summary="Take no new requests", responses=responses())
+@router.post("/v1/admin/pause", summary="Take no new requests", responses=responses(WorkerSilent))
 async def pause(parts: PartsDep) -> GateView:
     """Requests that run go on; new ones get a 503."""
     parts.gate.pause()
@@ -151,7 +154,7 @@ async def pause(parts: PartsDep) -> GateView:
     return await _gate(parts)
 
 
-@router.post("/v1/admin/resume", summary="Take requests again", responses=responses())
+@router.post("/v1/admin/resume", summary="Take requests again", responses=responses(WorkerSilent))
 async def resume(parts: PartsDep) -> GateView:
     """Also after a drain."""
     parts.gate.resume()
@@ -159,7 +162,11 @@ async def resume(parts: PartsDep) -> GateView:
     return await _gate(parts)
 
 
-@router.post("/v1/admin/drain", summary="Finish what runs, take nothing new", responses=responses())
+@router.post(
+    "/v1/admin/drain",
+    summary="Finish what runs, take nothing new",
+    responses=responses(WorkerSilent),
+)
 async def drain(
     parts: PartsDep,
     timeout_s: Annotated[

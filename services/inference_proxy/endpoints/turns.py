@@ -15,6 +15,7 @@ from services.inference_proxy.kept_turn import TurnRef
 from services.inference_proxy.offload import offload
 from services.inference_proxy.turn_schemas import TurnList, TurnsAsked, TurnsReleased, turns_json
 from services.inference_proxy.turn_source import TurnsWanted
+from services.inference_proxy.workers.errors import WorkerSilent
 from services.kit.problems import Problem, responses
 from services.kit.turns import TURNS_CONTENT_TYPE
 from sideband.ids import RequestId, RunId, SessionId
@@ -27,7 +28,7 @@ router = APIRouter(tags=["turns"])
     summary="Give kept train turns",
     response_class=Response,
     responses={
-        **responses(*TURN_PROBLEMS),
+        **responses(*TURN_PROBLEMS, WorkerSilent),
         200: {
             "model": TurnList,
             "description": "The turns in the order asked for, or of the session.",
@@ -57,7 +58,7 @@ async def fetch_turns(asked: TurnsAsked, request: Request, parts: PartsDep) -> R
 @router.post(
     "/v1/turns/release",
     summary="Let go of turns that were handed in durably",
-    responses=responses(),
+    responses=responses(WorkerSilent),
 )
 async def release_turns(asked: TurnsAsked, parts: PartsDep) -> TurnsReleased:
     """Their memory is freed; their files are untouched. Idempotent."""

@@ -12,6 +12,7 @@ from services.inference_proxy.errors import (
 )
 from services.inference_proxy.request_errors import BodyRefused
 from services.inference_proxy.schemas import WeightReport, WeightRequest
+from services.inference_proxy.workers.errors import WorkerSilent
 from services.kit.problems import responses
 
 router = APIRouter(tags=["admin"])
@@ -20,7 +21,9 @@ router = APIRouter(tags=["admin"])
 @router.post(
     "/v1/admin/weights",
     summary="Pause, update and resume all engines",
-    responses=responses(BodyRefused, VersionConflict, WeightUpdateRunning, UpstreamFailed),
+    responses=responses(
+        BodyRefused, VersionConflict, WeightUpdateRunning, UpstreamFailed, WorkerSilent
+    ),
 )
 async def update_weights(body: WeightRequest, parts: PartsDep) -> WeightReport:
     """Every serving engine gets the weights by its own routes; the version advances once all of

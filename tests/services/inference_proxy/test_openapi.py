@@ -37,6 +37,28 @@ def test_every_operation_has_a_summary_and_lists_its_errors() -> None:
             assert "401" in operation["responses"], name
 
 
+def test_what_only_several_workers_say_is_listed_too() -> None:
+    asks_others = {
+        "GET /v1/engines",
+        "GET /v1/sessions",
+        "POST /v1/admin/drain",
+        "POST /v1/admin/pause",
+        "POST /v1/admin/resume",
+        "POST /v1/admin/weights",
+        "POST /v1/engines/{name}/eject",
+        "POST /v1/engines/{name}/return",
+        "POST /v1/policy-version",
+        "POST /v1/turns/fetch",
+        "POST /v1/turns/release",
+    }
+    silent = set()
+    for name, operation in operations():
+        assert "misdirected" in operation["responses"]["421"]["description"], name
+        if "worker_silent" in operation["responses"].get("503", {}).get("description", ""):
+            silent.add(name)
+    assert silent == asks_others
+
+
 def test_generate_lists_each_of_its_errors() -> None:
     listed = DOCUMENT["paths"]["/inference/v1/generate"]["post"]["responses"]
     statuses = {"200", "400", "401", "409", "413", "422", "499", "502", "503", "504"}
