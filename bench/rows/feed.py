@@ -134,7 +134,7 @@ def _time_ratio(runs: list[Run], others: list[Run]) -> float:
 
 
 def _processor_ratio(runs: list[Run], others: list[Run]) -> float:
-    """The same of processor time, of the medians: it is counted in hundredths of a second."""
+    """The same of processor time, of the medians."""
     return median(run.processor_s for run in runs) / median(run.processor_s for run in others)
 
 
