@@ -1,8 +1,12 @@
 """What a worker does for another one that asks."""
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from services.inference_proxy.endpoints.parts import Parts
+from services.inference_proxy.engine import Engine
 from services.inference_proxy.turn_source import OwnTurns
 from services.inference_proxy.views import engine_views, sessions_view
 from services.inference_proxy.workers.asks import (
@@ -24,6 +28,8 @@ from services.inference_proxy.workers.asks import (
 )
 from services.inference_proxy.workers.state import FollowingBook, SharedState, adopt
 from services.inference_proxy.workers.turns import given, words_of
+
+PROBE_WAIT_S: Final = 2.0  # well below what the leader waits
 
 
 class Answering:
@@ -69,10 +75,17 @@ class Answering:
             self._number = state.number
             if state.is_settled:
                 self._parts.pusher.settled.set()
-            for engine in adopt(state, book, self._parts.gate):
-                await self._parts.probes.probe(engine)
+            await self._probe(adopt(state, book, self._parts.gate))
             self._parts.metrics.policy_version_applied.set(book.applied)
         return Done()
+
+    async def _probe(self, returned: Sequence[Engine]) -> None:
+        """See whether they serve, all at once. One that hangs is left to its own next probe: who
+        waits for this would take the worker for hanging.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PROBE_WAIT_S):
+                await asyncio.gather(*(self._parts.probes.probe(engine) for engine in returned))
 
     def _seen(self, sessions: int) -> Seen:
         parts = self._parts

@@ -57,6 +57,7 @@ class StubEngine:
     cancelled: int = 0
     tells_tokens: bool = True  # on OpenAI routes, when asked
     is_healthy: bool = True
+    hangs_until: asyncio.Event | None = None  # a probe is answered no earlier
     identity: Json | None = None  # what it says of itself; None: it has no such route
     obeys: bool = True
     admin_calls: list[tuple[str, Any]] = field(default_factory=list)  # path with query, body
@@ -69,6 +70,8 @@ class StubEngine:
 
         @app.get("/health")
         async def health() -> Response:
+            if self.hangs_until is not None:
+                await self.hangs_until.wait()
             return Response(status_code=200 if self.is_healthy else 503)
 
         @app.get("/inference/v1/sideband")

@@ -97,6 +97,19 @@ async def test_a_worker_that_does_not_follow_is_replaced_before_a_report_is_answ
         assert await rollout(proxy, session_of(1), turns=1) == [5]
 
 
+async def test_an_engine_that_hangs_when_it_is_returned_ends_no_worker(tmp_path: Path) -> None:
+    engine, hanging = StubEngine(), StubEngine()
+    async with workers({"e0": engine, "e1": hanging}, tmp_path) as proxy:
+        await proxy.ask("POST", "/v1/engines/e1/eject")
+        hanging.hangs_until = asyncio.Event()
+        answer = await proxy.ask("POST", "/v1/engines/e1/return")  # probed for longer than it lasts
+        assert (answer.status_code, answer.json()["is_serving"]) == (200, False)
+        for worker in (0, 1):
+            assert await rollout(proxy, session_of(worker), turns=1) == [0]
+        hanging.hangs_until.set()
+        assert proxy.events("worker_ended") == proxy.events("worker_does_not_follow") == []
+
+
 SOON_MISSED = """
 from services.inference_proxy.config import ProxySettings
 from services.inference_proxy.workers.serving import serve_proxy
