@@ -12,9 +12,9 @@ from typing import Final, TypeVar
 import msgspec
 import structlog
 
-from services.inference_proxy.workers.asks import ASKS, REPLIES, AnyAsk, AnyReply
+from services.inference_proxy.workers.asks import ASKS, REPLIES, Adopt, AnyAsk, AnyReply
 from services.inference_proxy.workers.errors import WorkerSilent
-from services.inference_proxy.workers.parcels import CALL, Outbox, Parcel
+from services.inference_proxy.workers.parcels import CALL, TELL, Outbox, Parcel
 
 ASKED_BYTES_MAX: Final = 1 << 20  # a few names and a state; the answer may be large
 ASK_TIMEOUT_S: Final = 5.0  # a worker that begins anew answers within it
@@ -43,7 +43,8 @@ class Calls:
     ) -> AnyReply:
         """The same when there are several kinds."""
         ours, theirs = socket.socketpair()
-        self._outboxes[index].post(Parcel(CALL, [theirs.detach()]))
+        kind = TELL if isinstance(ask, Adopt) else CALL
+        self._outboxes[index].post(Parcel(kind, [theirs.detach()]))
         try:
             async with asyncio.timeout(timeout_s):
                 content = await _asked(ours, msgspec.msgpack.encode(ask))

@@ -22,9 +22,10 @@ TAKEN_MAX: Final = 64  # in one turn of the loop, then its other work
 SHORT: Final = b"s"
 LONG: Final = b"l"
 CALL: Final = b"c"
+TELL: Final = b"t"  # a call that nothing else may crowd out
 STARTED: Final = b"r"  # with the worker's number, as what follows
 BEAT: Final = b"b"
-_DESCRIPTORS: Final = {SHORT: 1, LONG: 2, CALL: 1, STARTED: 0, BEAT: 0}
+_DESCRIPTORS: Final = {SHORT: 1, LONG: 2, CALL: 1, TELL: 1, STARTED: 0, BEAT: 0}
 
 log = structlog.get_logger(__name__)
 

@@ -18,6 +18,7 @@ from services.inference_proxy.workers.parcels import (
     BEAT,
     CALL,
     STARTED,
+    TELL,
     Inbox,
     Outbox,
     Parcel,
@@ -28,7 +29,7 @@ from services.inference_proxy.workers.protocol import WorkerProtocol, protocol_o
 from services.kit.run import server_options
 from services.kit.settings import ServiceSettings
 
-CALLS_MAX: Final = 256  # answered at the same time; more are for a leader gone mad
+CALLS_MAX: Final = 256  # answered at the same time; clients that ask for turns make as many
 
 log = structlog.get_logger(__name__)
 
@@ -93,9 +94,9 @@ class WorkerServer(uvicorn.Server):
             await asyncio.sleep(BEAT_S)
 
     def _take(self, parcel: Parcel) -> None:
-        if parcel.kind != CALL:
+        if parcel.kind not in (CALL, TELL):
             self._own(self._connected(parcel))
-        elif len(self._calls) < CALLS_MAX:
+        elif parcel.kind == TELL or len(self._calls) < CALLS_MAX:
             self._own(answer(parcel.descriptors[0], self._answering))
         else:
             parcel.close()
