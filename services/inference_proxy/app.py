@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from services.inference_proxy.admission import Gate
 from services.inference_proxy.attempts import Attempts
 from services.inference_proxy.budget import ByteBudget
-from services.inference_proxy.building import build_book, load_model, version_settled
+from services.inference_proxy.building import build_book, version_settled
 from services.inference_proxy.calls import EngineCalls
 from services.inference_proxy.config import ProxySettings
 from services.inference_proxy.endpoints import admin, generate, openai, turns, weights
@@ -47,6 +47,7 @@ from services.inference_proxy.workers.state import FollowingBook
 from services.inference_proxy.workers.team import Member, Team
 from services.kit.app import ProblemApp, build_app
 from services.kit.auth import TokenCheck
+from services.kit.models import load_model
 from sideband.compiled import compile_loops
 from sideband.model import ModelShape
 from sideband.payload.encodings import Encodings

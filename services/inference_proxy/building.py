@@ -1,9 +1,6 @@
-"""Makes what the settings name: the engines, the model, what is known at the start."""
+"""Makes what the settings name: the engines, what is known at the start."""
 
 import asyncio
-from pathlib import Path
-
-import msgspec
 
 from services.inference_proxy.config import ProxySettings
 from services.inference_proxy.dialects.load import CannotPair, load_dialect
@@ -11,12 +8,6 @@ from services.inference_proxy.engine import Engine
 from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.health import Health, HealthLimits
 from sideband.model import ModelShape
-from sideband.routing import model_shape
-
-
-def load_model(path: Path | None) -> ModelShape | None:
-    """The fingerprint of the model whose config.json is at ``path``. Blocks."""
-    return None if path is None else model_shape(msgspec.json.decode(path.read_bytes())).check()
 
 
 def build_book(

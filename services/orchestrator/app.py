@@ -6,11 +6,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import httpx
-import msgspec
 import structlog
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
@@ -18,6 +16,7 @@ from pydantic import SecretStr
 
 from services.kit.app import build_app
 from services.kit.loop_watch import watch_loop
+from services.kit.models import load_model
 from services.orchestrator import loops, shipping
 from services.orchestrator.beginning import begins_anew
 from services.orchestrator.config import OrchestratorSettings
@@ -36,9 +35,7 @@ from services.orchestrator.starting import begin_term
 from services.orchestrator.storage.opening import open_ledger
 from services.orchestrator.terms import Terms
 from sideband.ids import RunId
-from sideband.model import ModelShape
 from sideband.payload.reader import PayloadReader
-from sideband.routing import model_shape
 
 DESCRIPTION = (
     "Leases rollouts, takes them in when they are done, makes samples and steps of them, hands "
@@ -186,11 +183,6 @@ async def _service(
     )
     metrics.watch(service.book, lambda: service.journal.pending)
     return service
-
-
-def load_model(path: Path | None) -> ModelShape | None:
-    """The fingerprint of the model whose config.json is at ``path``. Blocks."""
-    return None if path is None else model_shape(msgspec.json.decode(path.read_bytes())).check()
 
 
 async def _feed(

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from services.orchestrator.app import load_model
+from services.kit.models import load_model
 from sideband.batch.types import MicroBatch
 from sideband.engines.inline import choice_payload
 from sideband.ids import RequestId
