@@ -75,7 +75,7 @@ class Probes:
         if path is None or not self._book.must_ask(engine, run_id=run_id):
             return
         told: EngineIdentity | Misfit | None = None
-        known, doubts = engine.weights, engine.doubts
+        known, doubts, before = engine.weights, engine.doubts, engine.identity
         try:
             told = read_identity(await self._get(engine, path))
         except EngineRefused as exc:  # no such route: a stock engine, which is taken as it is
@@ -88,7 +88,7 @@ class Probes:
                 code=engine.misfit.code,
                 reason=engine.misfit.message,
             )
-        elif isinstance(told, EngineIdentity) and engine.misfit is None:
+        elif isinstance(told, EngineIdentity) and engine.misfit is None and told != before:
             log.info("engine_identified", engine=engine.name, policy_version=told.policy_version)
             for finding in told.findings:
                 log.warning("engine_finding", engine=engine.name, finding=finding)

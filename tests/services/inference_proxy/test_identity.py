@@ -12,6 +12,7 @@ import orjson
 import pytest
 from fastapi import FastAPI
 from msgspec import structs
+from structlog.testing import capture_logs
 
 from services.inference_proxy.app import create_app
 from services.inference_proxy.config import EngineSettings, ProxySettings
@@ -247,6 +248,22 @@ async def test_a_proxy_that_starts_takes_the_version_that_its_engines_name() -> 
     async with running(engines) as proxy:
         shown = (await proxy.http.get("/v1/policy-version")).json()
         assert (shown["applied"], shown["engines"]) == (5, {"e0": 5, "e1": 5})
+
+
+async def test_what_an_engine_says_again_and_again_is_logged_once() -> None:
+    engine = StubEngine(identity=says(policy_version=0, findings=["empty kept sets"]))
+    with capture_logs() as logs:
+        async with running({"e0": engine, "e1": StubEngine(identity=says())}) as proxy:
+            body = {"policy_version": 3, "weights_path": "/weights"}
+            await proxy.http.post("/v1/admin/weights", json=body)
+            for version in (1, 1, 1, 2):
+                engine.identity = says(policy_version=version, findings=["empty kept sets"])
+                view = (await proxy.http.post("/v1/engines/e0/return")).json()
+                assert view["why_out"] == f"stale weights: v{version} is behind v3"
+    said = [log for log in logs if log.get("engine") == "e0"]
+    named = [log["policy_version"] for log in said if log["event"] == "engine_identified"]
+    assert [version for version in named if version in {1, 2}] == [1, 2]
+    assert len(named) == len([log for log in said if log["event"] == "engine_finding"])
 
 
 async def test_an_engine_that_was_started_anew_has_the_weights_of_its_start() -> None:
