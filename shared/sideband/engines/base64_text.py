@@ -10,6 +10,8 @@ assert SLICE_CHARACTERS % 4 == 0, "parts are whole groups of four characters"
 
 def decode_base64(text: str) -> memoryview:
     """The bytes, read-only. Raises ValueError for anything else."""
+    if len(text) % 4:
+        raise ValueError("is not of whole groups of four characters")
     padded = text.find("=")
     if 0 <= padded < len(text) - 2:  # a part may end in it, the text only at its end
         raise ValueError("is padded before its end")
