@@ -18,7 +18,8 @@ def parsed_list(text: bytes) -> Any:
 
     Raises orjson.JSONDecodeError.
     """
-    if len(text) <= SLICE_BYTES or text[-1:] != b"]" or b'"' in text or b"{" in text:
+    is_list = text[:1] == b"[" and text[-1:] == b"]"
+    if len(text) <= SLICE_BYTES or not is_list or b'"' in text or b"{" in text:
         return orjson.loads(text)
     between = b"],[" if text[:2] == b"[[" else b","
     if between == b"," and text.count(b"[") != 1:
