@@ -39,8 +39,8 @@ def measure(scale: Scale) -> RowResult:
     timings = paired(sides, rounds=scale.rounds)
     stored = sum(len(block) for *_, block in blocks)
     sizes = {ENCODE: stored, DECODE: stored, LIMIT: rows.nbytes}
-    with payload_root() as root:
-        files, file_sizes = file_sides(root, scale, out)
+    with payload_root() as root, PayloadReader(root, model=MODEL) as reader:
+        files, file_sizes = file_sides(root, reader, out)
         file_timings = paired(files, rounds=scale.rounds)
     return RowResult(
         name="routing_packed",
@@ -112,7 +112,7 @@ def reading(name: str) -> str:
 
 
 def file_sides(
-    root: PayloadRoot, scale: Scale, out: RowArray
+    root: PayloadRoot, reader: PayloadReader, out: RowArray
 ) -> tuple[dict[str, Callable[[], object]], dict[str, int]]:
     """Writing and reading one request in both encodings, and the bytes of its file."""
     sides: dict[str, Callable[[], object]] = {}
@@ -121,7 +121,6 @@ def file_sides(
     choice = request_of(
         MODEL, prompt_tokens=len(out), completion_tokens=1, with_masks=False, seed=1
     )
-    reader = PayloadReader(root, model=MODEL)
     for name in (RAW.name, PACKED.name):
         encodings = Encodings(routing=name)
 

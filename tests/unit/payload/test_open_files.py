@@ -304,15 +304,16 @@ def test_a_deleted_file_gives_its_bytes_back_when_all_are_forgotten(
     report = write_one(root)
     rows_read(reader, of_field(report.segments[0], "routed_experts"))
     file_path(root, report).unlink()
-    assert len(payloads_held()) == 1
+    assert len(payloads_held(root)) == 1
     reader.forget_all()
-    assert payloads_held() == []
+    assert payloads_held(root) == []
     with pytest.raises(PayloadNotFound):
         reader.header(report.file or "")
 
 
-def payloads_held() -> list[str]:
-    """Deleted payload files that this process has open."""
+def payloads_held(root: PayloadRoot) -> list[str]:
+    """Deleted payload files of a root that this process has open."""
     folder = Path("/proc/self/fd")
     links = [os.readlink(folder / fd) for fd in os.listdir(folder) if (folder / fd).is_symlink()]
-    return [link for link in links if link.endswith(".sbp (deleted)")]
+    names = [link for link in links if link.endswith(".sbp (deleted)")]
+    return [name for name in names if Path(name).is_relative_to(root.path)]
