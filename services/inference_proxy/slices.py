@@ -4,6 +4,7 @@ A list of a million numbers in one call keeps every other thread waiting, the ev
 parts are cut between items and parsed by the same parser; what cannot be cut so is parsed whole.
 """
 
+import re
 from typing import Any, Final
 
 import msgspec
@@ -11,6 +12,9 @@ import orjson
 
 SLICE_BYTES: Final = 256 << 10  # some milliseconds of parsing
 _OF_NUMBERS: Final = b"0123456789.,[]-+eEnul"
+# A number below both bounds is far from the largest float, 1.8e308, beyond which none is parsed.
+NUMBER_BYTES_MAX: Final = 200
+_LARGE_EXPONENT: Final = re.compile(rb"[eE]\+?[0-9]{3}")
 
 
 def parsed_list(text: bytes) -> Any:
@@ -44,18 +48,36 @@ def _items(text: bytes) -> list[Any]:
 
 
 def is_list_of_lists(text: memoryview) -> bool:
-    """Whether the text is surely a list of lists of numbers, written without a space."""
+    """Whether JSON is surely a list of lists of numbers, written without a space.
+
+    Its numbers must be such that ``opened`` can read them: who looks at them looks late.
+    """
     if bytes(text[:2]) != b"[[":
         return False
     begins = ends = rows = 0
     for at in range(0, len(text), SLICE_BYTES):
-        part = bytes(text[at : at + SLICE_BYTES + 2])  # what is looked for has at most three bytes
+        part = bytes(text[at : at + SLICE_BYTES + NUMBER_BYTES_MAX])  # what begins in it ends in it
         if part.translate(None, _OF_NUMBERS) or part.find(b"[[", 0 if at else 1) >= 0:
             return False  # no list begins a row, and the counts say that none follows a number
+        if _has_large_number(part):
+            return False
         begins += part.count(b",[", 0, SLICE_BYTES + 1)
         ends += part.count(b"],", 0, SLICE_BYTES + 1)
-        rows += part.count(b"],[")
+        rows += part.count(b"],[", 0, SLICE_BYTES + 2)
     return begins == ends == rows
+
+
+def _has_large_number(part: bytes) -> bool:
+    """Whether a number may be too large for a float; that it is long is enough."""
+    if (b"e" in part or b"E" in part) and _LARGE_EXPONENT.search(part):
+        return True
+    start = 0
+    while len(part) - start > NUMBER_BYTES_MAX:
+        comma = part.rfind(b",", start, start + NUMBER_BYTES_MAX)
+        if comma < 0:
+            return True
+        start = comma + 1
+    return False
 
 
 def opened(rows: Any) -> Any:

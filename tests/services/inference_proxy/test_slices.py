@@ -92,6 +92,20 @@ def test_what_counts_as_a_list_of_lists_is_one(value: list[Any]) -> None:
         assert any(isinstance(each, (list, dict, str, bool)) for row in value for each in row)
 
 
+@pytest.mark.parametrize("rows", ["[[1]", "[[1,2],[3]", "[[" + "1234567," * 100 + "1]"])
+@pytest.mark.parametrize("number", ["1e309", "-1E400", "2.5e+999", "1" * 310, "9" * 299 + "e10"])
+def test_an_answer_with_a_number_that_no_float_holds_is_no_json(rows: str, number: str) -> None:
+    text = f"{rows},[{number}],[4,5]]".encode()
+    assert msgspec.json.decode(text, type=msgspec.Raw)
+    assert not is_list_of_lists(memoryview(text))
+    for name in ("sampling_mask", "sampling_mask_logprobs"):
+        content = b'{"choices":[{"index":0,"%b":%b}]}' % (name.encode(), text)
+        assert parsed_answer(content) is None
+    plain = text.replace(number.encode(), b"1e-309")
+    assert is_list_of_lists(memoryview(plain))
+    assert opened(msgspec.Raw(plain)) == orjson.loads(plain)
+
+
 @given(st.lists(st.integers(0, 10**9 - 1), min_size=1), st.sampled_from([b",", b", "]))
 def test_numbers_read_in_parts_are_the_numbers(tokens: list[int], comma: bytes) -> None:
     found = numbers_in(comma.join(b"%d" % token for token in tokens))
