@@ -84,6 +84,7 @@ async def put_step(
     first: the header keeps it from taking one that must follow what it has lost.
     """
     service.check_instance(expected)
+    lineage = service.lineage  # the trainer may go back while the body comes
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != STEP_CONTENT_TYPE:
         raise WrongContentType(f"The body is {kind or 'nothing'}, must be {STEP_CONTENT_TYPE}.")
@@ -91,7 +92,7 @@ async def put_step(
     body = await asyncio.to_thread(b"".join, parts)  # up to a gigabyte: not on the loop
     parts.clear()  # the step is held once while it is read
     with as_problems():
-        receipt = await service.put(body, step=step)
+        receipt = await service.put(body, step=step, lineage=lineage)
     response.status_code = 201 if receipt.is_new else 200
     return StepReceipt(
         step=receipt.step,

@@ -44,9 +44,12 @@ class FeedService:
                 feed_instance=self.instance,
             )
 
-    async def put(self, body: bytes, *, step: int) -> PutReceipt:
-        """Take a step; idempotent. Raises what ``FeedServer.put`` does."""
-        return await self._server.put(body, step=step)
+    async def put(self, body: bytes, *, step: int, lineage: int) -> PutReceipt:
+        """Take a step that began to come in ``lineage``. Idempotent.
+
+        Raises what ``FeedServer.put`` does.
+        """
+        return await self._server.put(body, step=step, lineage=lineage)
 
     def steps(self) -> StepsView:
         """All held steps."""
@@ -56,7 +59,7 @@ class FeedService:
             last_step=held.last_step,
             steps_held_max=self._delivery.plan.steps_held_max,
             feed_instance=self.instance,
-            lineage=self._lineage,
+            lineage=self.lineage,
         )
 
     def step(self, step: int) -> StepView:
@@ -126,17 +129,18 @@ class FeedService:
             if failure is None
             else FailureView(step=failure.step, global_rank=failure.rank, reason=failure.reason),
             feed_instance=self.instance,
-            lineage=self._lineage,
+            lineage=self.lineage,
         )
 
     @property
-    def _lineage(self) -> int:
+    def lineage(self) -> int:
+        """How often the trainer went back, as told."""
         gone_back = self._delivery.lineage.gone_back
         return 0 if gone_back is None else gone_back.lineage
 
     def go_back(self, to: GoneBack) -> WentBack:
         """The trainer went back. A step on its way here was meant for what was held before."""
-        is_known = to.lineage == self._lineage
+        is_known = to.lineage == self.lineage
         dropped = self._server.go_back(to)
         if not is_known:
             self.instance = uuid4().hex

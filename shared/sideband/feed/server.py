@@ -100,12 +100,13 @@ class FeedServer:
 
     # --- for the service -------------------------------------------------------------------
 
-    async def put(self, body: bytes, *, step: int) -> PutReceipt:
+    async def put(self, body: bytes, *, step: int, lineage: int | None = None) -> PutReceipt:
         """Take a step. Idempotent for equal bodies.
 
+        ``lineage`` is the delivery's from before ``body`` was received, by default that of now.
         Raises MalformedStep, UnreadableStep or a StepRefused, with nothing changed.
         """
-        lineage = self.delivery.lineage.number
+        lineage = self.delivery.lineage.number if lineage is None else lineage
         outgoing = await asyncio.to_thread(outgoing_step, body, lineage=lineage)
         facts = outgoing.facts
         if facts.step != step:

@@ -2,11 +2,13 @@
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
 
 import pytest
 
+from sideband.feed.codec import encode_step
 from sideband.feed.outgoing import OutgoingStep, outgoing_step
-from tests.services.trainer_feed.serving import WAIT_S, put, read_closed, running, step_of
+from tests.services.trainer_feed.serving import BINARY, WAIT_S, put, read_closed, running, step_of
 
 
 async def test_a_step_meant_for_another_process_of_the_feed_is_not_taken() -> None:
@@ -84,6 +86,36 @@ async def test_a_step_that_is_read_while_the_trainer_goes_back_is_not_taken(
         answer = await sending
         assert (answer.status_code, answer.json()["code"]) == (412, "feed_restarted")
         assert answer.json()["detail"] == "step 2: came in lineage 0, the run is at lineage 1"
+        assert (await client.get("/v1/steps")).json()["last_step"] == 1
+        assert (await put(client, step_of(2))).status_code == 201
+
+
+@pytest.mark.parametrize("names_process", [True, False])
+async def test_a_step_that_comes_while_the_trainer_goes_back_is_not_taken(
+    names_process: bool,
+) -> None:
+    began, may_go_on, body = asyncio.Event(), asyncio.Event(), encode_step(step_of(2))
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield body[:100]
+        began.set()
+        await may_go_on.wait()
+        yield body[100:]
+
+    async with running() as (client, _):
+        assert (await put(client, step_of(1))).status_code == 201
+        instance = (await client.get("/v1/steps")).json()["feed_instance"]
+        named = {"sideband-feed-instance": instance} if names_process else {}
+        sending = asyncio.create_task(
+            client.put("/v1/steps/2", content=slow(), headers={**BINARY, **named})
+        )
+        async with asyncio.timeout(WAIT_S):
+            await began.wait()
+        told = {"lineage": 1, "step": 1, "last_step": 1}
+        assert (await client.put("/v1/lineage", json=told)).status_code == 200
+        may_go_on.set()
+        answer = await sending
+        assert (answer.status_code, answer.json()["code"]) == (412, "feed_restarted")
         assert (await client.get("/v1/steps")).json()["last_step"] == 1
         assert (await put(client, step_of(2))).status_code == 201
 
