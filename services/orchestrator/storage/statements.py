@@ -8,7 +8,6 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.orchestrator.limits import ROWS_PER_CALL_MAX
-from services.orchestrator.retention import version_of
 from services.orchestrator.storage import tables
 from services.orchestrator.storage.batch import Writes
 from services.orchestrator.storage.rows import Row
@@ -60,10 +59,7 @@ class Statements:
 
     async def files_deleted(self, connection: AsyncConnection, files: Iterable[str]) -> None:
         """Say of given-up files that they are gone; of those that are still known."""
-        keys = [
-            {"run": self._run_id, "key": file, "version": version_of(file), "gone": False}
-            for file in files
-        ]
+        keys = [{"key_run_id": self._run_id, "key": file, "gone": False} for file in files]
         for some in _pieces(keys):
             await connection.execute(_FILE_DELETED, some)
 
@@ -71,11 +67,7 @@ class Statements:
 _FILE_DELETED: Final = (
     update(tables.FILES)
     .where(
-        tables.FILES.c.run_id == bindparam("run"),
-        tables.FILES.c.file == bindparam("key"),
-        # PostgreSQL plans this once, when the table is empty, and may take the index of versions:
-        # without the version that would read every file of the run, for each file.
-        tables.FILES.c.policy_version == bindparam("version"),
+        tables.FILES.c.run_id == bindparam("key_run_id"), tables.FILES.c.file == bindparam("key")
     )
     .values(is_pending=bindparam("gone"))
 )

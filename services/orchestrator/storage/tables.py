@@ -162,7 +162,7 @@ FILES: Final = Table(  # given up: never held again; ``is_pending`` until the de
     Column("file", String(512), primary_key=True),
     Column("policy_version", BigInteger, nullable=False),
     Column("is_pending", Boolean, nullable=False),
-    Index("files_by_version", "run_id", "policy_version"),
+    Index("files_by_version", "policy_version"),
 )
 RETURNS: Final = Table(  # times that the trainer went back, and what it did not get again
     "returns",

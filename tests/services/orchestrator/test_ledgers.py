@@ -166,6 +166,23 @@ async def test_the_migrations_make_the_tables_that_the_code_speaks_of(open_one: 
         assert await ledger._connection.run_sync(differences) == []
 
 
+async def test_rows_are_found_by_their_whole_key_though_planned_while_nothing_is_there(
+    open_one: Open,
+) -> None:
+    """PostgreSQL keeps a plan for as long as the connection; later it would read a run's rows."""
+    connection = (await open_one())._connection
+    explain, key = {
+        "postgresql": ("EXPLAIN", "{}_pkey"),
+        "sqlite": ("EXPLAIN QUERY PLAN", "sqlite_autoindex_{}_1"),
+    }[connection.dialect.name]
+    async with connection.begin():
+        for table in tables.OF_RUN:
+            where = " AND ".join(f"{column.name} = '1'" for column in table.primary_key)
+            plan = await connection.exec_driver_sql(f"{explain} DELETE FROM {table} WHERE {where}")
+            lines = "\n".join(str(row) for row in plan)
+            assert key.format(table) in lines, lines
+
+
 async def test_processes_that_start_at_once_migrate_once(postgres_url: str) -> None:
     async def start(number: int) -> None:
         place = LedgerPlace(url=postgres_url, run_id=f"start-{number}", name="n", lease_s=5)
