@@ -179,8 +179,9 @@ def _reopen(book: Book, change: Change, record: StepRecord, remains: Remains) ->
             book.rollouts[name], state=RolloutState.PACKED, files=remains.files[name]
         )
         book.put_rollout(change, packed)
-    # All that its rollouts name: a resume took from the record what it found gone.
-    files = frozenset[str]().union(*(remains.files[name] for name in record.rollout_ids))
+    # All that its rollouts name: a resume took from the record what it found gone. And what it
+    # holds of others: those that were dropped when it came again before.
+    files = record.files.union(*(remains.files[name] for name in record.rollout_ids))
     again = replace(record, files=files, state=StepState.BUILT, acknowledged_s=None)
     book.put_step(change, again)
 

@@ -9,6 +9,7 @@ from hypothesis.stateful import rule
 from services.orchestrator.records import Change
 from services.orchestrator.restoring import restore
 from tests.services.orchestrator.dump import dump
+from tests.services.orchestrator.histories import SeededHistory
 from tests.services.orchestrator.plain_ledger import PlainLedger
 from tests.services.orchestrator.test_book import RULES, History
 
@@ -52,6 +53,18 @@ class ShortHistory(DurableHistory):
         """What a drain leaves is the business of the long history."""
         if hasattr(self, "book"):
             self.crash()
+
+
+@pytest.mark.parametrize("seed", [2, 4, 6])
+def test_a_step_that_came_again_without_some_holds_the_same_after_a_restart(seed: int) -> None:
+    history = SeededHistory(seed, replace(RULES, steps_kept=2), returns=1)
+    ledger = PlainLedger()
+    for change in history.changes(200):
+        ledger.apply([change])
+        records = ledger.records()
+        assert records is not None
+        assert dump(restore(records, history.book.rules)[0]) == dump(history.book)
+    assert len([record for record in history.book.returns if record.steps_reduced]) > 1
 
 
 TestDurableHistory = pytest.mark.timeout(300)(
