@@ -95,7 +95,7 @@ class Answerer:
     def _welcome(self, connection: bytes, message: HelloMessage, *, now_s: float) -> WelcomeMessage:
         rank = self._delivery.hello(connection, self._hello_of(message), now_s=now_s)
         self._observer.rank_joined(rank)
-        plan = self._delivery.plan
+        plan, committed = self._delivery.plan, self._delivery.committed.get(rank.global_rank)
         return WelcomeMessage(
             run_id=plan.run_id,
             global_rank=rank.global_rank,
@@ -104,7 +104,8 @@ class Answerer:
             layout=plan.layout,
             rank_count=plan.rank_count,
             generation=self._delivery.generation,
-            committed_step=self._delivery.committed.get(rank.global_rank),
+            # What processes of before may have said is nothing to begin from.
+            committed_step=None if self._delivery.is_untold else committed,
         )
 
     def _hello_of(self, message: HelloMessage) -> Hello:

@@ -10,7 +10,9 @@ class Commits:
 
     def __init__(self, rank_count: int) -> None:
         self.steps: dict[int, int] = {}
-        self._lineages: dict[int, int | None] = {}  # of those that did not only claim theirs
+        # What was confirmed, and not only claimed in a hello, by the lineage that it was said in:
+        # None, and the last that was heard of, as there is none after the run's.
+        self._confirmed: dict[int, dict[int | None, int]] = {}
         self._rank_count = rank_count
         self._least: Least[int] = Least()
         self._has_news = False
@@ -21,35 +23,48 @@ class Commits:
         return self._least.of(lambda: (self.steps.get(rank, base) for rank in ranks))
 
     def record(self, global_rank: int, step: int, *, lineage: int | None, base: int) -> None:
-        """The rank commits ``step``; ``lineage`` as whoever says so knows it."""
-        self.claim(global_rank, step, base=base)
-        self._lineages[global_rank] = lineage
+        """The rank commits ``step`` and all before; ``lineage`` as whoever says so knows it."""
+        if step > self.steps.get(global_rank, 0):
+            self._set(global_rank, step, base=base)
+        known = self._confirmed.get(global_rank, {})
+        known = known | {lineage: max(step, known.get(lineage, 0))}
+        last = max((each for each in known if each is not None), default=None)
+        self._confirmed[global_rank] = {each: known[each] for each in known if each in {None, last}}
 
-    def claim(self, global_rank: int, step: int, *, base: int) -> None:
-        """A process says hello with ``step`` committed; it may be an earlier one than before."""
+    def claim(self, global_rank: int, step: int, *, lineage: int | None, base: int) -> None:
+        """A process says hello with ``step`` committed; it may be an earlier one than before.
+
+        Of what another lineage has committed it says nothing.
+        """
+        self._confirmed[global_rank] = {
+            each: confirmed
+            for each, confirmed in self._confirmed.get(global_rank, {}).items()
+            if confirmed == step or (lineage is not None and each not in {None, lineage})
+        }
+        self._set(global_rank, step, base=base)
+
+    def _set(self, global_rank: int, step: int, *, base: int) -> None:
         before = self.steps.get(global_rank, base)
         if before < step:
             self._least.left(before)
         else:
             self._least.reset()  # a new process begins again earlier
-        if self.steps.get(global_rank) != step:
-            self._lineages.pop(global_rank, None)
         self.steps[global_rank], self._has_news = step, True
 
     def restart(self, step: int) -> None:
         """Every rank has committed ``step`` and nothing after it."""
         self.steps = dict.fromkeys(range(self._rank_count), step)
-        self._lineages = {}
+        self._confirmed = {}
         self._least.reset()
         self._has_news = True
 
     def keep(self, is_right: Callable[[int | None, int], bool]) -> None:
         """Forget what was only claimed, and commits unless ``is_right(lineage, step)``."""
-        self.steps = {
-            rank: step
-            for rank, step in self.steps.items()
-            if rank in self._lineages and is_right(self._lineages[rank], step)
+        self._confirmed = {
+            rank: {each: step for each, step in known.items() if is_right(each, step)}
+            for rank, known in self._confirmed.items()
         }
+        self.steps = {rank: max(known.values()) for rank, known in self._confirmed.items() if known}
         self._least.reset()
 
     def take_news(self) -> bool:

@@ -102,9 +102,17 @@ class Delivery:
         """What counts as committed by a rank that has not committed anything."""
         return (self.held.first_step or 1) - 1
 
+    @property
+    def is_untold(self) -> bool:
+        """Not of the run's lineage yet, for all it knows: who is of it is seen later.
+
+        A step comes after all that is to be told.
+        """
+        return self.held.first_step is None and self.lineage.gone_back is None
+
     def hello(self, connection: bytes, hello: Hello, *, now_s: float) -> RankState:
         """A rank joins, or joins again. Raises RankRefused with a code of the protocol."""
-        known = self.ranks.get(hello.global_rank)
+        known, recorded = self.ranks.get(hello.global_rank), self.committed.get(hello.global_rank)
         check_identity(hello, self.plan, self.held.model)
         check_commit(hello.committed_step, last_step=self.held.last_step, plan=self.plan)
         self._check_lineage(hello.lineage, hello.committed_step)
@@ -114,7 +122,7 @@ class Delivery:
             known,
             connection,
             generation=self.generation,
-            recorded=self.committed.get(hello.global_rank),
+            recorded=recorded,
             first_available=self.held.first_available,
             now_s=now_s,
         )
@@ -127,8 +135,10 @@ class Delivery:
             self._joined_count += 1
         self.ranks[hello.global_rank] = rank
         self._by_connection[connection] = hello.global_rank
-        if committed is not None:
-            self._commits.claim(hello.global_rank, committed, base=self._base)
+        if committed is not None and committed != recorded:
+            self._commits.claim(
+                hello.global_rank, committed, lineage=hello.lineage, base=self._base
+            )
         if self.is_open:
             self.failure = None  # everybody came back
         self.stir_all()
@@ -160,13 +170,11 @@ class Delivery:
         self._check_lineage(lineage, step)
         if self.failure is not None and step >= self.failure.step:
             return Abort(self.failure.step, self.failure.reason)
-        if step > self.committed.get(global_rank, 0):
-            self._commits.record(global_rank, step, lineage=lineage, base=self._base)
+        self._commits.record(global_rank, step, lineage=lineage, base=self._base)
         return None
 
     def _check_lineage(self, lineage: int | None, committed_step: int | None) -> None:
-        is_untold = self.held.first_step is None  # a step comes after all that is to be told
-        self.lineage.check(lineage, committed_step, is_untold=is_untold)
+        self.lineage.check(lineage, committed_step, is_untold=self.is_untold)
 
     def forget(self) -> tuple[int, ...]:
         """Drop the steps that every rank has committed, and name them."""

@@ -46,7 +46,7 @@ class Lineage:
         step that was sent since the trainer went back, or of before.
         """
         back = self.gone_back
-        if lineage not in {None, self.number} and not (is_untold and back is None):
+        if lineage not in {None, self.number} and not is_untold:
             since = f", the trainer went back to step {back.step}" if back is not None else ""
             reason = f"is of lineage {lineage}, the run is at lineage {self.number}{since}"
             return RankRefused("other_lineage", reason)

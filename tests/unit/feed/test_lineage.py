@@ -6,9 +6,13 @@ from itertools import islice
 
 import pytest
 
+from sideband.feed.answers import Answerer
 from sideband.feed.delivery import Delivery
 from sideband.feed.errors import LineageConflict, RankRefused, StepFailed
 from sideband.feed.facts import Abort, GoneBack, Hello, RankState, Send
+from sideband.feed.frames import encode_message
+from sideband.feed.messages import HelloMessage, WelcomeMessage
+from sideband.feed.observer import FeedObserver
 from sideband.feed.rank import RankFeed
 from tests.unit.feed.builders import make_step
 from tests.unit.feed.delivery_builders import (
@@ -175,6 +179,51 @@ def test_commits_that_come_before_a_new_feed_is_told_stay_where_they_are_right()
     delivery.commit(1, 6)
     delivery.go_back(back_to(2, last_step=5))
     assert delivery.committed == {0: 4}
+
+
+@pytest.mark.parametrize("is_hello", [False, True])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_process_of_before_hides_no_commit_from_a_feed_that_is_told_later(
+    is_hello: bool, is_first: bool
+) -> None:
+    delivery = Delivery(ROOMY)
+
+    def of_before() -> None:
+        if is_hello:
+            delivery.hello(b"old", returned(0, 4), now_s=0.0)
+        delivery.commit(0, 5, lineage=0)
+
+    if is_first:
+        of_before()
+    assert delivery.commit(0, 3, lineage=1) is None
+    if not is_first:
+        of_before()
+    delivery.leave(b"old")
+    delivery.hello(b"new", hello_of(0, instance="new"), now_s=1.0)  # it leaves that to the feed
+    delivery.go_back(back_to(2, last_step=5))
+    assert delivery.committed == {0: 3}, "it was confirmed"
+    delivery.hello(b"new", returned(1, 2), now_s=1.0)
+    assert delivery.committed == {0: 2}, "a new process decides"
+
+
+def test_a_feed_that_is_not_told_yet_lets_nobody_begin_where_others_have_been() -> None:
+    delivery = Delivery(ROOMY)
+    answerer = Answerer(delivery, FeedObserver())
+    new = HelloMessage(instance="new", dp_rank=0, cp_rank=0, credit=4)
+
+    def begins_after() -> int | None:
+        (welcome,) = answerer.answers(b"new", encode_message(new), now_s=1.0)
+        assert isinstance(welcome, WelcomeMessage)
+        return welcome.committed_step
+
+    delivery.hello(b"old", returned(0, 4), now_s=0.0)
+    delivery.leave(b"old")
+    assert begins_after() is None
+    delivery.go_back(back_to(0, last_step=5))
+    assert begins_after() is None
+    delivery.commit(0, 1, lineage=1)
+    delivery.leave(b"new")
+    assert begins_after() == 1
 
 
 def test_a_new_feed_in_a_run_that_never_went_back_takes_only_what_is_of_lineage_0() -> None:
