@@ -64,9 +64,12 @@ def known(book: Book, *, step: int, lineage: int | None) -> ReturnRecord | None:
         raise problem
     last = committed_step(book)
     if not book.rules.first_step - 1 <= step <= last:
+        # Its ranks may have committed it while nobody listened: they say so when they join.
+        is_sent = last < step <= last_built(book)
+        hint = " A trainer that holds it goes on without going back." if is_sent else ""
         raise StepNotCommitted(
             f"Step {step} is none that every rank has committed: the last is {last}, the first of "
-            f"the run {book.rules.first_step}.",
+            f"the run {book.rules.first_step}.{hint}",
             committed_step=last,
         )
     return None

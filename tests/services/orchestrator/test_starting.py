@@ -170,6 +170,27 @@ async def test_a_start_that_cannot_go_back_ends_by_name_and_changes_nothing(tmp_
         assert (await bench.run())["phase"] == "ended", "what it did is done"
 
 
+async def test_a_checkpoint_that_the_ledger_does_not_know_of_goes_on_without_going_back(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, applied_steps_kept=3)
+    async with world.life(start_id="job-1") as bench:
+        await train(bench, steps=3, committed=1)
+        await bench.until(lambda: committed_step(bench.service.book) == 1, "it knows of the first")
+    world.feed.forget()  # the trainer committed the second step, saved it, and all of them died
+    with pytest.raises(StartRefused, match=r"the last is 1, .* goes on without going back\. It is"):
+        async with world.life(**back_to(2)):
+            pass
+    with pytest.raises(StartRefused, match=r"the last is 1, the first of the run 1\. It is"):
+        async with world.life(**back_to(4)):
+            pass
+    async with world.life(start_id="job-2") as bench:
+        world.feed.commit(2)  # as its ranks say when they join
+        await bench.until(lambda: committed_step(bench.service.book) == 2, "it hears of it")
+        await bench.until(lambda: world.feed.taken[3:] == [3], "and the next comes again")
+        assert (await bench.run())["lineage"] == 0
+
+
 async def test_a_start_that_stood_by_and_cannot_go_back_ends_the_process(tmp_path: Path) -> None:
     ledger = LedByAnother()
     world = World(tmp_path, ledger=ledger, ledger_lease_s=0.5)
