@@ -151,6 +151,7 @@ async def test_what_a_resume_found_gone_of_a_kept_step_does_not_come_again(
         )
         bench.proxy.applied = 1
         await bench.until(lambda: bench.service.book.policy_version == 1, "it is applied")
+        await bench.service.settled()
         assert bench.root is not None
         gone = set[str]().union(*(files_of(turns[name]) for name in lost))
         for file in gone:
