@@ -15,7 +15,7 @@ class Commits:
         self._confirmed: dict[int, dict[int | None, int]] = {}
         self._rank_count = rank_count
         self._least: Least[int] = Least()
-        self._has_news = False
+        self.has_news = False  # something may have to be forgotten
 
     def least(self, *, base: int) -> int:
         """Every rank has committed this step and all before."""
@@ -49,14 +49,14 @@ class Commits:
             self._least.left(before)
         else:
             self._least.reset()  # a new process begins again earlier
-        self.steps[global_rank], self._has_news = step, True
+        self.steps[global_rank], self.has_news = step, True
 
     def restart(self, step: int) -> None:
         """Every rank has committed ``step`` and nothing after it."""
         self.steps = dict.fromkeys(range(self._rank_count), step)
         self._confirmed = {}
         self._least.reset()
-        self._has_news = True
+        self.has_news = True
 
     def keep(self, is_right: Callable[[int | None, int], bool]) -> None:
         """Forget what was only claimed, and commits unless ``is_right(lineage, step)``."""
@@ -69,5 +69,5 @@ class Commits:
 
     def take_news(self) -> bool:
         """Whether anything was recorded since the last call."""
-        has_news, self._has_news = self._has_news, False
+        has_news, self.has_news = self.has_news, False
         return has_news

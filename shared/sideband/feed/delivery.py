@@ -33,6 +33,7 @@ from sideband.feed.facts import (
     RankState,
     Release,
     Send,
+    StepFacts,
     after,
 )
 from sideband.feed.held import HeldSteps
@@ -104,18 +105,20 @@ class Delivery:
 
     @property
     def is_untold(self) -> bool:
-        """Not of the run's lineage yet, for all it knows: who is of it is seen later.
-
-        A step comes after all that is to be told.
-        """
+        """It may not be of the run's lineage yet: a step comes after all that is to be told."""
         return self.held.first_step is None and self.lineage.gone_back is None
+
+    def accept(self, facts: StepFacts) -> bool:
+        """Hold a step, as ``HeldSteps.accept``: ranks may have committed it already."""
+        self._commits.has_news = True
+        return self.held.accept(facts, committed_step=self.committed_step)
 
     def hello(self, connection: bytes, hello: Hello, *, now_s: float) -> RankState:
         """A rank joins, or joins again. Raises RankRefused with a code of the protocol."""
         known, recorded = self.ranks.get(hello.global_rank), self.committed.get(hello.global_rank)
         check_identity(hello, self.plan, self.held.model)
         check_commit(hello.committed_step, last_step=self.held.last_step, plan=self.plan)
-        self._check_lineage(hello.lineage, hello.committed_step)
+        self.lineage.check(hello.lineage, hello.committed_step, is_untold=self.is_untold)
         check_successor(hello, known, generation=self.generation)
         rank, committed = admitted(
             hello,
@@ -136,9 +139,7 @@ class Delivery:
         self.ranks[hello.global_rank] = rank
         self._by_connection[connection] = hello.global_rank
         if committed is not None and committed != recorded:
-            self._commits.claim(
-                hello.global_rank, committed, lineage=hello.lineage, base=self._base
-            )
+            self._commits.claim(rank.global_rank, committed, lineage=hello.lineage, base=self._base)
         if self.is_open:
             self.failure = None  # everybody came back
         self.stir_all()
@@ -167,14 +168,11 @@ class Delivery:
         Raises RankRefused for a step that no feed of this run can have sent in this lineage.
         """
         check_commit(step, last_step=self.held.last_step, plan=self.plan)
-        self._check_lineage(lineage, step)
+        self.lineage.check(lineage, step, is_untold=self.is_untold)
         if self.failure is not None and step >= self.failure.step:
             return Abort(self.failure.step, self.failure.reason)
         self._commits.record(global_rank, step, lineage=lineage, base=self._base)
         return None
-
-    def _check_lineage(self, lineage: int | None, committed_step: int | None) -> None:
-        self.lineage.check(lineage, committed_step, is_untold=self.is_untold)
 
     def forget(self) -> tuple[int, ...]:
         """Drop the steps that every rank has committed, and name them."""

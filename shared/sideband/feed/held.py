@@ -54,9 +54,10 @@ class HeldSteps:
         """One held step."""
         return self._held.get(step)
 
-    def accept(self, facts: StepFacts) -> bool:
+    def accept(self, facts: StepFacts, *, committed_step: int | None = None) -> bool:
         """Hold a step. False when it was taken before with the same content.
 
+        What every rank has committed, up to ``committed_step``, need not come first.
         Raises OtherRunStep, OtherGridStep, StepConflict, StepOutOfOrder, FeedEnded, FeedPaused
         or FeedFull.
         """
@@ -65,8 +66,9 @@ class HeldSteps:
             if known != facts.digest:
                 raise StepConflict(facts.step)
             return False
-        if self.last_step is not None and facts.step != self.last_step + 1:
-            raise StepOutOfOrder(facts.step, expected=self.last_step + 1)
+        last = self.last_step
+        if last is not None and facts.step not in {last + 1, max(last, committed_step or 0) + 1}:
+            raise StepOutOfOrder(facts.step, expected=last + 1)
         if self.is_ended:
             raise FeedEnded(facts.step)
         if self.is_paused:

@@ -114,7 +114,7 @@ class FeedServer:
         if lineage != self.delivery.lineage.number:
             raise OtherLineageStep(step, lineage=lineage, expected=self.delivery.lineage.number)
         try:
-            is_new = self.delivery.held.accept(facts)
+            is_new = self.delivery.accept(facts)
         except FeedFull as exc:
             ranks = blocking(self.delivery)[:WAITING_FOR_MAX]
             if ranks:

@@ -8,7 +8,15 @@ import pytest
 
 from sideband.feed.codec import encode_step
 from sideband.feed.outgoing import OutgoingStep, outgoing_step
-from tests.services.trainer_feed.serving import BINARY, WAIT_S, put, read_closed, running, step_of
+from tests.services.trainer_feed.serving import (
+    BINARY,
+    WAIT_S,
+    put,
+    rank,
+    read_closed,
+    running,
+    step_of,
+)
 
 
 async def test_a_step_meant_for_another_process_of_the_feed_is_not_taken() -> None:
@@ -50,6 +58,22 @@ async def test_the_trainer_goes_back_once_for_each_lineage() -> None:
         wrong = await client.put("/v1/lineage", json={**told, "last_step": 0})
         assert wrong.status_code == 422
         assert (await put(client, step_of(2))).status_code == 201
+
+
+async def test_a_new_feed_whose_ranks_are_ahead_of_the_orchestrator_goes_on() -> None:
+    async with running() as (client, endpoint):
+        with rank(endpoint, 0, committed_step=3), rank(endpoint, 1, committed_step=3):
+            async with asyncio.timeout(WAIT_S):
+                while (await client.get("/v1/ranks")).json()["waiting_for"]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert (await put(client, step_of(1))).status_code == 201
+            held = (await client.get("/v1/steps")).json()
+            assert (held["steps"], held["last_step"]) == ([], 1)
+            said = (await client.get("/v1/acknowledgements")).json()
+            assert said["committed_step"] == 3, "so 2 and 3 are never sent"
+            assert (await put(client, step_of(4))).status_code == 201
+            held = (await client.get("/v1/steps")).json()
+            assert [step["step"] for step in held["steps"]] == [4]
 
 
 async def test_only_the_process_that_is_meant_ends() -> None:

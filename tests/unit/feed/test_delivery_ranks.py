@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sideband.feed.delivery import Delivery
-from sideband.feed.errors import RankRefused
+from sideband.feed.errors import RankRefused, StepOutOfOrder
 from sideband.feed.facts import Abort, Hello, Send
 from sideband.ids import RunId
 from sideband.testing.batches import NARROW_MODEL, WIDE_MODEL
@@ -84,6 +84,25 @@ def test_a_new_process_decides_what_its_rank_has_committed() -> None:
     delivery.leave(b"c3")
     unsure = hello_of(0, instance="restarted-again")
     assert delivery.hello(b"c4", unsure, now_s=1).next == (2, 0)  # as the feed remembers
+
+
+def test_what_all_have_committed_already_is_forgotten_as_it_comes_or_need_not_come() -> None:
+    delivery = Delivery(replace(PLAN, steps_held_max=2))
+    for rank in range(PLAN.rank_count):
+        before = replace(hello_of(rank), committed_step=3)
+        delivery.hello(b"c%d" % rank, before, now_s=0.0)
+        assert delivery.forget() == ()
+    for step in (1, 2):
+        assert delivery.accept(facts_of(step))
+        assert (delivery.forget(), delivery.committed_step) == ((step,), 3)
+    with pytest.raises(StepOutOfOrder, match="5"):
+        delivery.accept(facts_of(5))
+    assert delivery.accept(facts_of(4)), "whoever sends knows that the third is committed"
+    assert delivery.forget() == ()
+    sent = [decisions(delivery, rank)[-1] for rank in delivery.ranks.values()]
+    assert [one.step for one in sent if isinstance(one, Send)] == [4, 4]
+    with pytest.raises(StepOutOfOrder):
+        delivery.accept(facts_of(6))
 
 
 def test_silence_makes_a_rank_lost_and_names_it() -> None:
