@@ -35,7 +35,7 @@ def draw(curve: Curve, folder: Path) -> Path:
             axes.set_ylim(0, 1.1 * highest)
         axes.set(xlabel=curve.x_label, ylabel=curve.y_label, title=curve.title)
         if len(curve.series) > 1:
-            axes.legend(frameon=False)
+            figure.legend(loc="outside right center", frameon=False)  # never over the lines
         figure.savefig(path, metadata={"Date": None})
         plt.close(figure)
     return path
