@@ -107,7 +107,7 @@ def create_app(
         data_routers=[generate.router, openai.router, turns.router],
         ready=ready,
         registry=registry,
-        large_paths=[generate.PATH, *openai.PATHS],
+        large_routes=[("POST", path) for path in (generate.PATH, *openai.PATHS)],
         scrape=scrape,
         unrouted=[Misdirected],
     )

@@ -117,7 +117,7 @@ def build_app(
     ready: ReadyCheck,
     registry: CollectorRegistry,
     data_routers: Sequence[APIRouter] = (),
-    large_paths: Sequence[str] = (),
+    large_routes: Sequence[tuple[str, str]] = (),
     scrape: Scrape | None = None,
     unrouted: Sequence[type[Problem]] = (),
 ) -> ProblemApp:
@@ -125,8 +125,8 @@ def build_app(
     ``scrape`` adds what other processes count to the metrics of this one. ``unrouted`` are further
     problems that any request may meet before its route is known.
 
-    ``data_routers`` hold what environments use: data tokens open them too. Bodies of paths that
-    begin with one of ``large_paths`` may have ``body_bytes_max``.
+    ``data_routers`` hold what environments use: data tokens open them too. Bodies of
+    ``large_routes`` may have ``body_bytes_max``; see ``BodyLimit``.
     """
     tokens = Tokens(
         admin=settings.admin_tokens, data=settings.data_tokens, file=settings.tokens_file
@@ -141,7 +141,7 @@ def build_app(
     app.tokens = tokens
     problems.install(app)
     # The last one added is the outermost: the log sees what the limit refuses.
-    app.add_middleware(BodyLimit, body_bytes_max=settings.body_bytes_max, large_paths=large_paths)
+    app.add_middleware(BodyLimit, body_bytes_max=settings.body_bytes_max, large_routes=large_routes)
     metrics = RequestMetrics(registry)
     app.add_middleware(RequestLog, metrics=metrics)
     app.log = RequestLog(app, metrics=metrics)

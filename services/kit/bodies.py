@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 # A body that only steers something; what carries tokens, rows or steps has the service's limit.
 CONTROL_BYTES_MAX: Final = 2 << 20
+CONTROL_S_MAX: Final = 60.0  # until such a body is there
 UNKNOWN_SHOWN_MAX: Final = 20
 NAME_CHARACTERS_MAX: Final = 100
 

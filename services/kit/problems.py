@@ -81,7 +81,7 @@ class ProblemBody(BaseModel):
 
 def responses(*kinds: type[Problem]) -> dict[int | str, dict[str, Any]]:
     """OpenAPI ``responses`` for an endpoint that may raise these kinds, and the kit's own."""
-    return described(*kinds, InvalidRequest, BodyTooLarge, *UNROUTED)
+    return described(*kinds, InvalidRequest, BodyTooLarge, BodyLate, *UNROUTED)
 
 
 def described(*kinds: type[Problem]) -> dict[int | str, dict[str, Any]]:
@@ -108,6 +108,12 @@ class BodyTooLarge(Problem):
     """A body over the service's limit; refused before it is read whole."""
 
     status, code, title = 413, "body_too_large", "Body too large"
+
+
+class BodyLate(Problem):
+    """A body that is not there in time; nothing was done."""
+
+    status, code, title = 408, "body_late", "Body late"
 
 
 class HeadTooLarge(Problem):

@@ -89,7 +89,7 @@ def create_app(
         data_routers=[leases.router, rollouts.router],
         ready=ready,
         registry=registry,
-        large_paths=["/v1/rollouts"],
+        large_routes=[("POST", "/v1/rollouts")],
     )
 
 

@@ -56,7 +56,7 @@ def create_app(settings: FeedSettings) -> FastAPI:
         admin_routers=[router],
         ready=ready,
         registry=registry,
-        large_paths=["/v1/steps/"],
+        large_routes=[("PUT", "/v1/steps/")],
     )
     return app
 

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from msgspec import Struct
 from pydantic import ValidationError
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.inference_proxy.endpoints.generate import PATH, Asked, answer
 from services.inference_proxy.headers import TO_ENGINE
@@ -25,6 +25,7 @@ from services.inference_proxy.raw import RAW_BYTES_MIN, split_prompt
 from services.inference_proxy.refusals import Kind
 from services.inference_proxy.schemas import GenerateRequest
 from services.kit.auth import TokenCheck
+from services.kit.reading import read_body, replayed
 from services.kit.server import caller_of
 from sideband.errors import InvalidId
 from sideband.ids import check_id
@@ -155,30 +156,3 @@ class PlainRequests:
             await response(scope, receive, send)
 
         return answering, receive
-
-
-async def read_body(receive: Receive, *, bytes_max: int) -> tuple[list[Message], bytes | None]:
-    """What came, and the body when it came whole and has at most ``bytes_max``."""
-    messages: list[Message] = []
-    size_bytes = 0
-    while True:
-        message = await receive()
-        messages.append(message)
-        if message["type"] != "http.request":
-            return messages, None
-        size_bytes += len(message.get("body", b""))
-        if size_bytes > bytes_max:
-            return messages, None
-        if not message.get("more_body", False):
-            return messages, b"".join([message.get("body", b"") for message in messages])
-
-
-def replayed(messages: list[Message], receive: Receive) -> Receive:
-    """``receive`` before ``messages`` came from it."""
-    due = iter(messages)
-
-    async def again() -> Message:
-        message = next(due, None)
-        return await receive() if message is None else message
-
-    return again

@@ -1,0 +1,30 @@
+"""A request's body, read before whoever answers it looks."""
+
+from starlette.types import Message, Receive
+
+
+async def read_body(receive: Receive, *, bytes_max: int) -> tuple[list[Message], bytes | None]:
+    """What came, and the body when it came whole and has at most ``bytes_max``."""
+    messages: list[Message] = []
+    size_bytes = 0
+    while True:
+        message = await receive()
+        messages.append(message)
+        if message["type"] != "http.request":
+            return messages, None
+        size_bytes += len(message.get("body", b""))
+        if size_bytes > bytes_max:
+            return messages, None
+        if not message.get("more_body", False):
+            return messages, b"".join([message.get("body", b"") for message in messages])
+
+
+def replayed(messages: list[Message], receive: Receive) -> Receive:
+    """``receive`` before ``messages`` came from it."""
+    due = iter(messages)
+
+    async def again() -> Message:
+        message = next(due, None)
+        return await receive() if message is None else message
+
+    return again
