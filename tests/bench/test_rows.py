@@ -92,3 +92,12 @@ def test_equal_numbers_draw_equal_files(tmp_path: Path) -> None:
     )
     first = plots.draw(curve, tmp_path).read_bytes()
     assert plots.draw(curve, tmp_path).read_bytes() == first
+
+
+@pytest.mark.parametrize(("heights", "is_log"), [((9.1, 10.5), False), ((9.3, 82.0), True)])
+def test_a_level_line_is_not_drawn_as_a_steep_one(
+    heights: tuple[float, float], is_log: bool
+) -> None:
+    series = [Series(name="s", points=list(zip((1, 100), heights, strict=True)))]
+    curve = Curve(name="c", title="t", x_label="x", y_label="y", series=series)
+    assert plots.has_log_heights(curve) is is_log
