@@ -7,6 +7,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from services.orchestrator.files import Files, FilesGone
 from services.orchestrator.ledger import LedgerFailed
 from services.orchestrator.metrics import Metrics
 from services.orchestrator.records import Change
+from services.orchestrator.storage import tables
 from sideband.feed.codec import decode_step
 from sideband.payload.root import StoredFile
 from sideband.segments import PayloadSegment
@@ -120,6 +122,16 @@ class SimulatedLedger(PlainLedger):
         for _ in range(self.world.random.randrange(3)):
             await asyncio.sleep(0)
 
+    def digest_of(self, step: int) -> str | None:
+        """Of the body of a step that is durable."""
+        row = self.tables[tables.STEPS].get((step,))
+        return None if row is None else str(row["digest"])
+
+    @property
+    def lineage(self) -> int:
+        """How often the trainer went back, durably."""
+        return max((int(row["lineage"]) for row in self.tables[tables.RETURNS].values()), default=0)
+
 
 class SimulatedFeed:
     """The feed as its client sees it. A step is the same whenever it comes."""
@@ -139,6 +151,7 @@ class SimulatedFeed:
         assert step <= max(world.steps, default=0) + 1, "steps come in order"
         known = world.steps.setdefault(step, body)
         assert known == body, "a rank may have a part of it: a step never changes"
+        assert world.ledger.digest_of(step) == sha256(body).hexdigest(), "a crash could change it"
         if step > world.committed:
             world.held.add(step)
         await self._pause()
@@ -158,6 +171,7 @@ class SimulatedFeed:
 
     async def go_back(self, *, lineage: int, step: int, last_step: int) -> None:
         await self._pause()
+        assert lineage <= self.world.ledger.lineage, "a crash could forget it"
         self.world.go_back(lineage, step)
         await self._pause()
 
