@@ -26,6 +26,7 @@ class Batch:
     def __init__(self, changes: Iterable[Change], serials: "count[int]") -> None:
         self.writes: dict[Table, Writes] = {table: {} for table in tables.OF_RUN}
         self.bodies: dict[RolloutId, tuple[Sample, ...]] = {}
+        self.bodies_dropped: dict[RolloutId, None] = {}
         self.groups_closed: dict[str, None] = {}  # their members go
         self.versions_forgotten: dict[int, None] = {}  # their files go
         self.files_deleted: dict[str, None] = {}  # given up in an earlier batch
@@ -79,7 +80,7 @@ class Batch:
 
     def _drop_body(self, rollout_id: RolloutId) -> None:
         self.bodies.pop(rollout_id, None)
-        self._put(tables.BODIES, None, rollout_id)
+        self.bodies_dropped[rollout_id] = None
 
     def _groups(self, change: Change) -> None:
         members = self.writes[tables.MEMBERS]

@@ -20,16 +20,15 @@ from services.orchestrator.records import Change, Records
 from services.orchestrator.storage import loading, tables
 from services.orchestrator.storage.batch import Batch
 from services.orchestrator.storage.leadership import Leadership
+from services.orchestrator.storage.parts import encoded_parts
 from services.orchestrator.storage.rows import Row
-from services.orchestrator.storage.samples import UnreadableSamples, encode_samples, size_of
+from services.orchestrator.storage.samples import UnreadableSamples
 from services.orchestrator.storage.statements import Statements
 from sideband.batch.types import Sample
 from sideband.ids import RolloutId
 
 CLOSE_TIMEOUT_S: Final = 5.0
-PIECE_BYTES_MIN: Final = 8 << 20  # encoded at a time: what a commit adds to the memory
-
-Bodies = list[tuple[RolloutId, tuple[Sample, ...]]]
+PIECE_BYTES_MIN: Final = 4 << 20  # encoded at a time: what a commit adds to the memory
 
 
 class SqlLedger:
@@ -82,24 +81,18 @@ class SqlLedger:
             connection, tables.MEMBERS, "group_id", list(batch.groups_closed)
         )
         await statements.delete_where(
+            connection, tables.BODIES, "rollout_id", list(batch.bodies_dropped)
+        )
+        await statements.delete_where(
             connection, tables.FILES, "policy_version", list(batch.versions_forgotten)
         )
         for table, writes in batch.writes.items():
             await statements.write(connection, table, writes)
         await statements.files_deleted(connection, batch.files_deleted)
-        for some in pieces_of(batch.bodies):
-            await self._write_bodies(some)
+        rows = body_rows(batch.bodies)
+        while some := await asyncio.to_thread(piece_of, rows):
+            await statements.put_all(connection, tables.BODIES, some)
         await statements.put(connection, tables.SAVES, {"saved_s": self._clock_s()})
-
-    async def _write_bodies(self, bodies: Bodies) -> None:
-        def encoded() -> list[Row]:
-            return [
-                {"rollout_id": rollout_id, "samples": encode_samples(samples)}
-                for rollout_id, samples in bodies
-            ]
-
-        rows = await asyncio.to_thread(encoded)
-        await self._statements.put_all(self._connection, tables.BODIES, rows)
 
     async def load(self) -> Records | None:
         """Everything that was kept of the run; None when nothing was. Raises LedgerFailed."""
@@ -144,18 +137,24 @@ class SqlLedger:
                     await self._engine.dispose()
 
 
-def pieces_of(bodies: Mapping[RolloutId, tuple[Sample, ...]]) -> Iterator[Bodies]:
-    """Pieces that are written by one call: many small rollouts, or one large one."""
-    piece: Bodies = []
-    piece_bytes = 0
+def body_rows(bodies: Mapping[RolloutId, tuple[Sample, ...]]) -> Iterator[Row]:
+    """Rows of ``bodies``, each encoded when it is asked for."""
     for rollout_id, samples in bodies.items():
-        piece.append((rollout_id, samples))
-        piece_bytes += sum(size_of(sample) for sample in samples)
+        count, parts = encoded_parts(samples)
+        for part, data in enumerate(parts):
+            yield {"rollout_id": rollout_id, "part": part, "parts": count, "samples": data}
+
+
+def piece_of(rows: Iterator[Row]) -> list[Row]:
+    """The next rows that are written by one call: many small ones, or some of a large rollout."""
+    piece: list[Row] = []
+    piece_bytes = 0
+    for row in rows:
+        piece.append(row)
+        piece_bytes += len(row["samples"])
         if piece_bytes >= PIECE_BYTES_MIN:
-            yield piece
-            piece, piece_bytes = [], 0
-    if piece:
-        yield piece
+            break
+    return piece
 
 
 @contextlib.contextmanager

@@ -10,13 +10,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from services.orchestrator.limits import ROWS_PER_CALL_MAX
 from services.orchestrator.records import HELD_STATES, Records, Rollout, RolloutState
 from services.orchestrator.storage import rows, tables
+from services.orchestrator.storage.parts import BodiesRead
 from services.orchestrator.storage.rows import Row
-from services.orchestrator.storage.samples import decode_samples
 from sideband.batch.types import Sample
 from sideband.ids import RolloutId
 
 R = TypeVar("R")
 ROLLOUTS_PER_READ: Final = 32  # a few megabytes by handle
+PARTS_PER_READ: Final = 32  # and what reading adds to the memory
 
 
 async def load(connection: AsyncConnection, run_id: str) -> Records | None:
@@ -66,17 +67,19 @@ async def read_samples(
 ) -> dict[RolloutId, tuple[Sample, ...]]:
     """Samples as delivered; decoded in a thread, some rollouts at a time."""
     found: dict[RolloutId, tuple[Sample, ...]] = {}
-    table, names = tables.BODIES, list(rollout_ids)
+    columns, names = tables.BODIES.c, list(rollout_ids)
     for first in range(0, len(names), ROLLOUTS_PER_READ):
         some = names[first : first + ROLLOUTS_PER_READ]
-        statement = select(table.c.rollout_id, table.c.samples).where(
-            table.c.run_id == run_id, table.c.rollout_id.in_(some)
+        statement = (
+            select(columns.rollout_id, columns.part, columns.parts, columns.samples)
+            .where(columns.run_id == run_id, columns.rollout_id.in_(some))
+            .order_by(columns.rollout_id, columns.part)
         )
-        bodies = (await connection.execute(statement)).all()
-        found |= await asyncio.to_thread(
-            lambda rows: {RolloutId(name): decode_samples(bytes(body)) for name, body in rows},
-            bodies,
-        )
+        bodies = BodiesRead()
+        result = await connection.stream(statement, execution_options={"yield_per": PARTS_PER_READ})
+        async for parts in result.partitions():
+            await asyncio.to_thread(bodies.take, [tuple(part) for part in parts])
+        found |= await asyncio.to_thread(bodies.samples)
     return found
 
 

@@ -5,6 +5,7 @@ A sample by handle costs about 9 bytes a token and its descriptors; an inline on
 Legend: T tokens of one sample.
 """
 
+from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 import msgspec
@@ -80,11 +81,49 @@ class _Wire(msgspec.Struct, array_like=True, frozen=True):
 
 
 _DECODER: Final = msgspec.msgpack.Decoder(_Wire)
+_APART: Final = (_Wire, _Sample, _Runs, _Rows, _Masks)  # what holds arrays
+JOINED_BYTES_MAX: Final = 256 << 10  # of an array that is encoded with what is around it
 
 
 def encode_samples(samples: tuple[Sample, ...]) -> bytes:
-    """All samples of one rollout. Copies their arrays, once: call it in a thread."""
-    return msgspec.msgpack.encode(_Wire(FORM_VERSION, [_encoded(sample) for sample in samples]))
+    """All samples of one rollout. Copies their arrays, once: not for large ones on the loop."""
+    return msgspec.msgpack.encode(_wire(samples))
+
+
+def encoded_pieces(samples: tuple[Sample, ...]) -> Iterator[bytes | memoryview]:
+    """The bytes that ``encode_samples`` gives, large arrays as they lie in memory: no call copies
+    more than JOINED_BYTES_MAX and some.
+    """
+    wire = _wire(samples)
+    if sum(map(size_of, samples)) <= JOINED_BYTES_MAX:
+        return iter((msgspec.msgpack.encode(wire),))
+    return _pieces(wire)
+
+
+def _wire(samples: tuple[Sample, ...]) -> _Wire:
+    return _Wire(FORM_VERSION, [_encoded(sample) for sample in samples])
+
+
+def _pieces(value: object) -> Iterator[bytes | memoryview]:
+    if isinstance(value, memoryview) and len(value) > JOINED_BYTES_MAX:
+        yield b"\xc6" + len(value).to_bytes(4, "big")  # MessagePack's bin 32
+        yield value
+    elif isinstance(value, _APART):
+        fields = [getattr(value, name) for name in value.__struct_fields__]
+        tag = value.__struct_config__.tag
+        yield from _items(fields if tag is None else [tag, *fields])
+    elif isinstance(value, list) and value and isinstance(value[0], _APART):
+        yield from _items(value)
+    else:
+        yield msgspec.msgpack.encode(value)
+
+
+def _items(values: list[Any]) -> Iterator[bytes | memoryview]:
+    """An array: its head is what comes before the items of one of so many nulls."""
+    count = len(values)
+    yield msgspec.msgpack.encode([None] * count)[:-count]
+    for value in values:
+        yield from _pieces(value)
 
 
 def decode_samples(body: bytes | memoryview) -> tuple[Sample, ...]:

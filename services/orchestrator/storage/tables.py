@@ -111,10 +111,12 @@ ROLLOUTS: Final = Table(
     Column("serial", BigInteger, nullable=False),
 )
 BODIES: Final = Table(  # samples of rollouts that may still have to be packed, again or at all
-    "bodies",
+    "body_parts",
     METADATA,
     _run(),
     _id("rollout_id", is_key=True),
+    Column("part", Integer, primary_key=True, nullable=False, autoincrement=False),
+    Column("parts", Integer, nullable=False),  # how many the rollout has
     Column("samples", LargeBinary, nullable=False),
 )
 GROUPS: Final = Table(

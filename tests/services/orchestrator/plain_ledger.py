@@ -37,8 +37,8 @@ class PlainLedger:
                 self.tables[table].pop(key, None)
                 if row is not None:
                     self.tables[table][key] = row
-                elif table is tables.BODIES:
-                    self.bodies.pop(RolloutId(str(key[0])), None)
+        for rollout_id in batch.bodies_dropped:
+            self.bodies.pop(rollout_id, None)
         for file in batch.files_deleted:
             if (file,) in files:
                 files[file,]["is_pending"] = False
