@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
+from typing import Any
 
 import structlog
 from fastapi import FastAPI
@@ -47,6 +48,7 @@ from services.inference_proxy.workers.state import FollowingBook
 from services.inference_proxy.workers.team import Member, Team
 from services.kit.app import ProblemApp, build_app
 from services.kit.auth import TokenCheck
+from services.kit.background import background
 from services.kit.models import load_model
 from sideband.compiled import compile_loops
 from sideband.model import ModelShape
@@ -86,19 +88,19 @@ def create_app(
                 )
                 app.state.parts = parts
                 await asyncio.to_thread(parts.root.refresh)
-                async with _background(parts) as task:
-                    app.state.background = task
+                async with background(jobs_of(parts), crash=made.crash):
                     yield
                 await parts.janitor.finish()
 
     async def ready() -> list[str]:
-        return [*reasons_not_ready(app), *await app.state.parts.siblings.not_ready()]
+        parts = made.state.parts
+        return [*readiness(parts), *await parts.siblings.not_ready()]
 
     async def scrape(own: bytes) -> bytes:
-        scraped: bytes = await app.state.parts.siblings.scraped(own)
+        scraped: bytes = await made.state.parts.siblings.scraped(own)
         return scraped
 
-    app = build_app(
+    made = build_app(
         name="inference_proxy",
         description=DESCRIPTION,
         settings=settings,
@@ -111,15 +113,15 @@ def create_app(
         scrape=scrape,
         unrouted=[Misdirected],
     )
-    app.state.registry = registry
+    made.state.registry = registry
     documented = next(r for r in generate.router.routes if getattr(r, "path", "") == generate.PATH)
-    app.shortcut = PlainRequests(
-        app,
+    made.shortcut = PlainRequests(
+        made,
         documented,
-        TokenCheck(app.tokens, "data"),
+        TokenCheck(made.tokens, "data"),
         body_bytes_max=settings.body_bytes_max,
     )
-    return app
+    return made
 
 
 def describe() -> FastAPI:
@@ -127,10 +129,9 @@ def describe() -> FastAPI:
     return create_app(ProxySettings())
 
 
-def reasons_not_ready(app: FastAPI) -> list[str]:
+def reasons_not_ready(app: ProblemApp) -> list[str]:
     """Why this process cannot serve requests; nothing when it can."""
-    reasons = ["a background task crashed"] if app.state.background.done() else []
-    return [*reasons, *readiness(app.state.parts)]
+    return [*app.crash.reasons, *readiness(app.state.parts)]
 
 
 def build_parts(
@@ -254,34 +255,15 @@ def _keeper(settings: ProxySettings, metrics: Metrics) -> Keeper:
     return Keeper(kept, run_id=settings.run_id, clock_s=time.monotonic)
 
 
-async def run_tasks(parts: Parts) -> None:
-    """The proxy's background tasks, until cancelled. One that crashes ends them all, and
-    readiness says so.
-    """
-    async with asyncio.TaskGroup() as group:
-        group.create_task(parts.probes.run())
-        group.create_task(parts.janitor.run())
-        group.create_task(parts.pusher.run())
-        group.create_task(parts.keeper.run())
-        group.create_task(parts.siblings.run())
-        group.create_task(asyncio.Event().wait())  # none of them is the last to end by itself
-
-
-@asynccontextmanager
-async def _background(parts: Parts) -> AsyncIterator[asyncio.Task[None]]:
-    """Owns the task of all background tasks, from start to stopped."""
-    task = asyncio.create_task(run_tasks(parts))
-    task.add_done_callback(_say_crash)
-    try:
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)  # said by the callback
-
-
-def _say_crash(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.critical("background_crashed", exc_info=task.exception())
+def jobs_of(parts: Parts) -> list[Coroutine[Any, Any, None]]:
+    """The proxy's background work."""
+    return [
+        parts.probes.run(),
+        parts.janitor.run(),
+        parts.pusher.run(),
+        parts.keeper.run(),
+        parts.siblings.run(),
+    ]
 
 
 def _show(metrics: Metrics, book: EngineBook, sessions: SessionBook) -> None:

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.kit import problems
 from services.kit.auth import TokenCheck, Tokens
+from services.kit.background import Crash, background
 from services.kit.middleware import BodyLimit, RequestLog, RequestMetrics
 from services.kit.problems import (
     UNROUTED,
@@ -84,6 +85,7 @@ class ProblemApp(FastAPI):
     shortcut: Shortcut | None = None
     log: RequestLog
     tokens: Tokens
+    crash: Crash
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or run the lifespan."""
@@ -131,21 +133,22 @@ def build_app(
     tokens = Tokens(
         admin=settings.admin_tokens, data=settings.data_tokens, file=settings.tokens_file
     )
+    crash = Crash()
     app = ProblemApp(
         title=f"Sideband {name.replace('_', ' ')}",
         description=description,
         version=metadata.version("sideband"),
-        lifespan=_with_tokens(lifespan, tokens),
+        lifespan=_with_tokens(lifespan, tokens, crash),
         responses=described(*UNROUTED, *unrouted),
     )
-    app.tokens = tokens
+    app.tokens, app.crash = tokens, crash
     problems.install(app)
     # The last one added is the outermost: the log sees what the limit refuses.
     app.add_middleware(BodyLimit, body_bytes_max=settings.body_bytes_max, large_routes=large_routes)
     metrics = RequestMetrics(registry)
     app.add_middleware(RequestLog, metrics=metrics)
     app.log = RequestLog(app, metrics=metrics)
-    app.include_router(_common(name, ready, registry, scrape))
+    app.include_router(_common(name, crash, ready, registry, scrape))
     admin, data = Depends(TokenCheck(tokens, "admin")), Depends(TokenCheck(tokens, "data"))
     for router in (_config(settings), *admin_routers):
         refusals = responses(Unauthorized, Forbidden)
@@ -155,26 +158,25 @@ def build_app(
     return app
 
 
-def _with_tokens(lifespan: Lifespan, tokens: Tokens) -> Lifespan:
+def _with_tokens(lifespan: Lifespan, tokens: Tokens, crash: Crash) -> Lifespan:
     """The file of tokens is read at the start, which a bad one fails, and watched to the end."""
 
     @asynccontextmanager
     async def watched(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.to_thread(tokens.reload)
-        watch = asyncio.create_task(tokens.watch()) if tokens.is_in_file else None
-        try:
-            async with lifespan(app):
-                yield
-        finally:
-            if watch is not None:
-                watch.cancel()
-                await asyncio.gather(watch, return_exceptions=True)
+        jobs = [tokens.watch()] if tokens.is_in_file else []
+        async with background(jobs, crash=crash), lifespan(app):
+            yield
 
     return watched
 
 
 def _common(
-    name: str, ready: ReadyCheck, registry: CollectorRegistry, scrape: Scrape | None
+    name: str,
+    crash: Crash,
+    ready: ReadyCheck,
+    registry: CollectorRegistry,
+    scrape: Scrape | None,
 ) -> APIRouter:
     router = APIRouter(tags=["service"])
 
@@ -184,7 +186,7 @@ def _common(
 
     @router.get("/readyz", summary="Can it do its work?", responses=responses(NotReady))
     async def readiness() -> Health:
-        reasons = await ready()
+        reasons = [*crash.reasons, *await ready()]
         if reasons:
             raise NotReady("; ".join(reasons), reasons=reasons, headers={"Retry-After": "1"})
         return Health(status="ok")

@@ -12,35 +12,24 @@ from contextlib import suppress
 from typing import Any, Final
 
 import uvicorn
-from fastapi import FastAPI
 
 from services.kit import logs
+from services.kit.app import ProblemApp
 from services.kit.server import CallerProtocol
 from services.kit.settings import ServiceSettings
 
 ENDING: Final = (signal.SIGTERM, signal.SIGINT)
+CRASHED: Final = 1  # the exit status of a process that gave up
 
 
 class ToldToEnd(SystemExit):
     """A signal asked the process to end, and nothing is left to do."""
 
 
-class Crash:
-    """Called by a service that can do nothing more: it ends in order, and not with status 0."""
-
-    def __init__(self) -> None:
-        self.has_happened = False
-
-    def __call__(self) -> None:
-        """End the process."""
-        self.has_happened = True
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def serve(app: FastAPI, settings: ServiceSettings, *, crash: Crash | None = None) -> None:
+def serve(app: ProblemApp, settings: ServiceSettings) -> None:
     """Serve until SIGTERM or SIGINT; open requests get ``drain_timeout_s`` to end.
 
-    Raises SystemExit when it could not start, or ``crash`` has happened.
+    Raises SystemExit when it could not start, or has crashed.
     """
     for number in ENDING:  # while uvicorn runs it has its own; then it raises what came
         signal.signal(number, _end)
@@ -48,10 +37,11 @@ def serve(app: FastAPI, settings: ServiceSettings, *, crash: Crash | None = None
     # What was imported stays: the collector need not look at it again and again, with all waiting.
     gc.collect()
     gc.freeze()
+    app.crash.ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
     with suppress(ToldToEnd):
         uvicorn.run(app, http=CallerProtocol, **server_options(settings))
-    if crash is not None and crash.has_happened:
-        sys.exit(1)
+    if app.crash.has_happened:
+        sys.exit(CRASHED)
 
 
 def _end(_number: int, _frame: object) -> None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import httpx
@@ -14,7 +15,8 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
-from services.kit.app import build_app
+from services.kit.app import ProblemApp, build_app
+from services.kit.background import Crash, background
 from services.kit.loop_watch import watch_loop
 from services.kit.models import load_model
 from services.orchestrator import loops, shipping
@@ -52,24 +54,19 @@ def create_app(
     proxy_transport: httpx.AsyncBaseTransport | None = None,
     ledger: Ledger | None = None,
     clock_s: Callable[[], float] = time.time,
-    on_crash: Callable[[], None] = lambda: None,
-) -> FastAPI:
+) -> ProblemApp:
     """The application. The transports replace the network, the clock Unix time, for tests.
 
-    ``ledger`` stands for the one of the settings. ``on_crash`` is called when no further term can
-    begin: the process should end.
+    ``ledger`` stands for the one of the settings.
     """
     registry = CollectorRegistry()
     metrics = Metrics(registry)
-    world = World(
-        ledger=ledger, feed=feed_transport, proxy=proxy_transport, clock_s=clock_s, crash=on_crash
-    )
-    terms = _terms(settings, metrics, world)
+    world = World(ledger=ledger, feed=feed_transport, proxy=proxy_transport, clock_s=clock_s)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         log.info("effective_settings", settings=settings.shown())
-        app.state.terms = terms
+        app.state.terms = terms = _terms(settings, metrics, world, made.crash)
         async with terms.running():
             yield
             files = None if terms.problem() else terms.service().files
@@ -77,10 +74,11 @@ def create_app(
                 await files.deleter.settled(timeout_s=SHUTDOWN_DELETES_S)
 
     async def ready() -> list[str]:
+        terms: Terms = made.state.terms
         problem = terms.problem()
         return readiness(terms.service()) if problem is None else [problem.detail]
 
-    return build_app(
+    made = build_app(
         name="orchestrator",
         description=DESCRIPTION,
         settings=settings,
@@ -91,6 +89,7 @@ def create_app(
         registry=registry,
         large_routes=[("POST", "/v1/rollouts")],
     )
+    return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +100,9 @@ class World:
     feed: httpx.AsyncBaseTransport | None
     proxy: httpx.AsyncBaseTransport | None
     clock_s: Callable[[], float]
-    crash: Callable[[], None]
 
 
-def _terms(settings: OrchestratorSettings, metrics: Metrics, world: World) -> Terms:
+def _terms(settings: OrchestratorSettings, metrics: Metrics, world: World, crash: Crash) -> Terms:
     @asynccontextmanager
     async def open_one() -> AsyncIterator[Ledger]:
         if settings.is_ledger_in_root:
@@ -123,10 +121,11 @@ def _terms(settings: OrchestratorSettings, metrics: Metrics, world: World) -> Te
             service.feed = feed = await _feed(settings, stack, world.feed)
             service.proxy = proxy = await _proxy(settings, stack, world.proxy)
             service.let_out_resumption()
-            async with _background(service, feed, proxy):
+            jobs, gives_up = work(service, feed, proxy), partial(_give_up, service, crash)
+            async with background(jobs, crash=gives_up, ends_by=(LedgerUnavailable, NotLeading)):
                 yield service
 
-    return Terms(open_one, serve, standby_poll_s=settings.ledger_lease_s / 10, on_crash=world.crash)
+    return Terms(open_one, serve, standby_poll_s=settings.ledger_lease_s / 10, crash=crash)
 
 
 def describe() -> FastAPI:
@@ -219,20 +218,6 @@ def _client(
     )
 
 
-@asynccontextmanager
-async def _background(
-    service: Orchestrator, feed: FeedClient | None, proxy: ProxyClient | None
-) -> AsyncIterator[None]:
-    """Owns the task of all loops, from start to stopped. A crash of one stops the run."""
-    task = asyncio.create_task(_run(work(service, feed, proxy)))
-    task.add_done_callback(lambda done: _say_crash(service, done))
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)  # said by the callback
-
-
 def work(
     service: Orchestrator, feed: FeedClient | None, proxy: ProxyClient | None
 ) -> list[Coroutine[Any, Any, None]]:
@@ -253,24 +238,15 @@ def work(
     return jobs
 
 
-async def _run(jobs: list[Coroutine[Any, Any, None]]) -> None:
-    async with asyncio.TaskGroup() as group:
-        for job in jobs:
-            group.create_task(job)
-
-
-def _say_crash(service: Orchestrator, task: asyncio.Task[None]) -> None:
-    if task.cancelled() or task.exception() is None:
-        return
-    error, ends_term = task.exception(), (LedgerUnavailable, NotLeading)
-    if isinstance(error, BaseExceptionGroup) and error.split(ends_term)[1] is None:
-        return
-    log.critical("background_crashed", exc_info=error)
+def _give_up(service: Orchestrator, crash: Crash) -> None:
+    """A loop is gone: nothing is decided any more, and the process ends."""
+    reason = "a background task crashed; the log has it"
     if service.ledger.is_durable:
-        service.journal.give_up("a background task crashed; the log has it")
-    else:  # nothing to begin again from: this only refuses what comes
+        service.journal.give_up(reason)
+    else:  # nothing to begin again from: this only refuses what comes until the end
         service.has_crashed = True
-        service.book.run = service.book.run.stopped("a background task crashed; the log has it")
+        service.book.run = service.book.run.stopped(reason)
+    crash()
 
 
 def _secret(value: SecretStr | None) -> str | None:

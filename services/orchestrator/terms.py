@@ -14,6 +14,7 @@ from typing import Final
 
 import structlog
 
+from services.kit.background import Crash, background
 from services.kit.problems import Problem
 from services.orchestrator.beginning import StartRefused
 from services.orchestrator.errors import RETRY_SOON, LedgerUnavailable
@@ -34,7 +35,7 @@ Serve = Callable[[Ledger, bool], AbstractAsyncContextManager[Orchestrator]]
 
 
 class Terms:
-    """One term after the other, until the app stops."""
+    """One term after the other, until the app stops or has crashed."""
 
     def __init__(
         self,
@@ -42,9 +43,9 @@ class Terms:
         serve: Serve,
         *,
         standby_poll_s: float,
-        on_crash: Callable[[], None],
+        crash: Crash,
     ) -> None:
-        self._open_ledger, self._serve, self._on_crash = open_ledger, serve, on_crash
+        self._open_ledger, self._serve, self._crash = open_ledger, serve, crash
         self._standby_poll_s = standby_poll_s
         self._service: Orchestrator | None = None
         self._problem: Problem = BETWEEN_TERMS
@@ -68,22 +69,12 @@ class Terms:
         Another leader at the start is no error: this process then stands by.
         """
         begun = asyncio.Event()
-        task = asyncio.create_task(self._run(begun))
-        waiting = asyncio.create_task(begun.wait())
-        try:
-            await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                await task  # raises: it never ends by itself
-            task.add_done_callback(self._say_crash)
+        async with background([self._run(begun)], crash=self._crash, begun=begun):
             yield
-        finally:
-            waiting.cancel()
-            task.cancel()
-            await asyncio.gather(task, waiting, return_exceptions=True)
 
     async def _run(self, begun: asyncio.Event) -> None:
         wait_s = RETRY_WAIT_S_MIN
-        while True:
+        while not self._crash.has_happened:
             began_s = time.monotonic()
             try:
                 await self._term(begun)
@@ -102,11 +93,6 @@ class Terms:
                 wait_s = RETRY_WAIT_S_MIN
             await asyncio.sleep(wait_s)
             wait_s = min(RETRY_WAIT_S_MAX, wait_s * 2)
-
-    def _say_crash(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and task.exception() is not None:
-            log.critical("terms_crashed", exc_info=task.exception())
-            self._on_crash()
 
     async def _term(self, begun: asyncio.Event) -> None:
         """Lead until the ledger fails. Raises LedgerError."""

@@ -8,7 +8,8 @@ import structlog
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from services.kit.app import build_app
+from services.kit.app import ProblemApp, build_app
+from services.kit.background import background
 from services.kit.loop_watch import LoopMetrics, watch_loop
 from services.trainer_feed.config import FeedSettings
 from services.trainer_feed.endpoints import router
@@ -26,7 +27,7 @@ DESCRIPTION = (
 log = structlog.get_logger(__name__)
 
 
-def create_app(settings: FeedSettings) -> FastAPI:
+def create_app(settings: FeedSettings) -> ProblemApp:
     """The application."""
     registry = CollectorRegistry()
     metrics = Metrics(registry)
@@ -37,18 +38,19 @@ def create_app(settings: FeedSettings) -> FastAPI:
         delivery = Delivery(settings.plan())
         events = FeedEvents(delivery, metrics)
         server = FeedServer(delivery, settings.endpoint, keys=settings.keys(), observer=events)
-        async with _running(server, metrics.loop) as task:
+        is_bound = asyncio.Event()
+        jobs = [_serve(server, metrics.loop, is_bound)]
+        async with background(jobs, crash=made.crash, begun=is_bound):
             app.state.service, app.state.server = FeedService(server), server
-            app.state.background = task
             log.info(
                 "feed_bound", endpoint=server.bound_endpoint, has_keys=settings.keys() is not None
             )
             yield
 
     async def ready() -> list[str]:
-        return ["the feed's socket crashed"] if app.state.background.done() else []
+        return []
 
-    app = build_app(
+    made = build_app(
         name="trainer_feed",
         description=DESCRIPTION,
         settings=settings,
@@ -58,7 +60,7 @@ def create_app(settings: FeedSettings) -> FastAPI:
         registry=registry,
         large_routes=[("PUT", "/v1/steps/")],
     )
-    return app
+    return made
 
 
 def describe() -> FastAPI:
@@ -66,30 +68,8 @@ def describe() -> FastAPI:
     return create_app(FeedSettings(run_id="run"))
 
 
-@asynccontextmanager
-async def _running(server: FeedServer, loop: LoopMetrics) -> AsyncIterator[asyncio.Task[None]]:
-    """Owns the server's task from bound to closed. If it crashes, readiness says so."""
-    is_bound = asyncio.Event()
-
-    async def run() -> None:
-        async with server.serving():
-            is_bound.set()
-            await watch_loop(loop)
-
-    task = asyncio.create_task(run())
-    task.add_done_callback(_say_crash)
-    bound = asyncio.create_task(is_bound.wait())
-    try:
-        await asyncio.wait({task, bound}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()  # an address in use ends the start, with its reason
-        yield task
-    finally:
-        bound.cancel()
-        task.cancel()
-        await asyncio.gather(task, bound, return_exceptions=True)  # said by the callback
-
-
-def _say_crash(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.critical("feed_crashed", exc_info=task.exception())
+async def _serve(server: FeedServer, loop: LoopMetrics, is_bound: asyncio.Event) -> None:
+    """The server, from bound to closed; an address in use ends the start, with its reason."""
+    async with server.serving():
+        is_bound.set()
+        await watch_loop(loop)

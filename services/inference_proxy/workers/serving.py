@@ -1,5 +1,6 @@
 """Serves the proxy from one process, or from a parent and its workers."""
 
+import sys
 from functools import partial
 
 from prometheus_client import generate_latest
@@ -15,7 +16,7 @@ from services.inference_proxy.workers.team import Member
 from services.inference_proxy.workers.worker import Seat, WorkerServer
 from services.kit import logs
 from services.kit.memory import settle
-from services.kit.run import serve
+from services.kit.run import CRASHED, serve
 
 
 def serve_proxy(settings: ProxySettings, *, silent_s_max: float = SILENT_S_MAX) -> None:
@@ -50,4 +51,8 @@ def run_worker(settings: ProxySettings, seat: Seat, state: SharedState | None) -
         )
 
     settle()
-    WorkerServer(app, seat, settings, answering=answering).run(sockets=[seat.listener])
+    server = WorkerServer(app, seat, settings, answering=answering)
+    app.crash.ends(server.end)
+    server.run(sockets=[seat.listener])
+    if app.crash.has_happened:  # the parent starts another in its place
+        sys.exit(CRASHED)

@@ -84,6 +84,10 @@ class WorkerServer(uvicorn.Server):
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
 
+    def end(self) -> None:
+        """Shut down in order."""
+        self.should_exit = True
+
     def _tell_parent(self, kind: bytes) -> None:
         self._seat.outboxes[-1].post(Parcel(kind + bytes([self._seat.index]), []))
 
@@ -135,4 +139,4 @@ class WorkerServer(uvicorn.Server):
     def _orphaned(self) -> None:
         asyncio.get_running_loop().remove_reader(self._seat.lifeline.fileno())
         log.error("parent_ended")
-        self.should_exit = True
+        self.end()

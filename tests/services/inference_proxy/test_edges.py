@@ -203,11 +203,20 @@ async def test_a_pool_without_a_free_connection_is_busy_and_blames_nobody() -> N
         assert (await first).status_code == 200
 
 
-async def test_a_background_task_that_crashes_shows_in_readiness() -> None:
+async def test_a_background_task_that_crashes_shows_in_readiness(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    has_broken = asyncio.Event()
+
+    async def broken(_: object) -> None:
+        await has_broken.wait()
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("services.inference_proxy.keeping.Keeper.run", broken)
     async with running({"e0": StubEngine()}) as proxy:
-        proxy.app.state.background.cancel()
-        await asyncio.sleep(0)
-        await until(proxy.app.state.background.done)
+        assert (await proxy.http.get("/readyz")).status_code == 200
+        has_broken.set()
+        await until(lambda: proxy.app.crash.has_happened)
         reasons = (await proxy.http.get("/readyz")).json()["reasons"]
         assert reasons == ["a background task crashed"]
 

@@ -15,12 +15,12 @@ SERVICE = """
 import sys
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
-
-from services.kit.run import Crash, serve
+from services.kit.app import ProblemApp
+from services.kit.background import Crash
+from services.kit.run import serve
 from services.kit.settings import ServiceSettings
 
-crash, kind = Crash(), sys.argv[2]
+kind = sys.argv[2]
 
 @asynccontextmanager
 async def lifespan(app):
@@ -29,14 +29,15 @@ async def lifespan(app):
     yield
     print("ended in order", flush=True)
 
-app = FastAPI(lifespan=lifespan)
+app = ProblemApp(lifespan=lifespan)
+app.crash = Crash()
 
 @app.get("/{path:path}")
 async def answer():
     if kind == "crash":
-        crash()
+        app.crash()
 
-serve(app, ServiceSettings(port=int(sys.argv[1])), crash=crash)
+serve(app, ServiceSettings(port=int(sys.argv[1])))
 """
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import httpx
 import numpy as np
-from fastapi import FastAPI
 from numpy.typing import NDArray
 
+from services.kit.app import ProblemApp
 from services.kit.problems import MEDIA_TYPE
 from services.orchestrator.app import create_app
 from services.orchestrator.config import OrchestratorSettings
@@ -59,7 +59,7 @@ class Bench:
     """A running orchestrator and everything around it."""
 
     http: httpx.AsyncClient
-    app: FastAPI
+    app: ProblemApp
     feed: StubFeed
     proxy: StubProxy
     clock: ManualClock
@@ -153,7 +153,6 @@ async def orchestrator(
     proxy: StubProxy | None = None,
     clock: ManualClock | None = None,
     wait_for_version: bool = True,
-    on_crash: Callable[[], None] = lambda: None,
     **settings: Any,
 ) -> AsyncIterator[Bench]:
     """An orchestrator with fast loops; ``settings`` override. What is given outlives it."""
@@ -180,7 +179,6 @@ async def orchestrator(
         proxy_transport=httpx.MockTransport(proxy),
         clock_s=clock,
         ledger=ledger,
-        on_crash=on_crash,
     )
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with (

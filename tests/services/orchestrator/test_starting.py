@@ -196,10 +196,9 @@ async def test_a_start_that_stood_by_and_cannot_go_back_ends_the_process(tmp_pat
     world = World(tmp_path, ledger=ledger, ledger_lease_s=0.5)
     async with world.life() as bench:
         await trained(bench, steps=2)
-    ledger.looks, crashes = 2, list[str]()
-    settings = back_to(3) | {"on_crash": lambda: crashes.append("ends")}
-    async with world.life(**settings, wait_for_version=False) as bench:
-        await bench.until(lambda: bool(crashes), "it cannot lead")
+    ledger.looks = 2
+    async with world.life(**back_to(3), wait_for_version=False) as bench:
+        await bench.until(lambda: bench.app.crash.has_happened, "it cannot lead")
         assert not ledger.looks
         assert bench.app.state.terms.problem() is not None
 

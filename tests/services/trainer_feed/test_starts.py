@@ -15,15 +15,24 @@ from sideband.feed.keys import RankKeys, make_keys, read_pair
 from tests.services.trainer_feed.serving import put, rank, running, settings, step_of
 
 
-async def test_readiness_follows_the_socket() -> None:
+async def test_readiness_follows_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_broken = asyncio.Event()
+
+    async def broken(_: object) -> None:
+        await has_broken.wait()
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("services.trainer_feed.app.watch_loop", broken)
     app = create_app(settings())
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://feed") as client:
             assert (await client.get("/readyz")).status_code == 200
-            app.state.background.cancel()
-            await asyncio.wait({app.state.background})
-            assert (await client.get("/readyz")).json()["reasons"] == ["the feed's socket crashed"]
+            has_broken.set()
+            async with asyncio.timeout(5):
+                while not app.crash.has_happened:  # noqa: ASYNC110 - state is polled
+                    await asyncio.sleep(0.005)
+            assert (await client.get("/readyz")).json()["reasons"] == ["a background task crashed"]
 
 
 async def test_an_address_in_use_ends_the_start() -> None:
