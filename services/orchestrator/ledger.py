@@ -8,6 +8,7 @@ throws it away and begins again from what the ledger has.
 LedgerError
 ├── LedgerFailed        it did not answer, refused, or its disk is full: nothing is known to be kept
 ├── LedgerInUse         another process has the embedded ledger open
+├── LedgerTooNew        a newer Sideband made its tables
 ├── LedgerMisplaced     an embedded ledger where a lock keeps no other host out
 └── LeadershipLost      another orchestrator leads the run
 """
@@ -32,6 +33,17 @@ class LedgerFailed(LedgerError):
 
 class LedgerInUse(LedgerError):
     """The embedded ledger serves one process at a time."""
+
+
+class LedgerTooNew(LedgerError):
+    """A newer Sideband has opened it: ``found`` is its schema, ``newest`` the last known here."""
+
+    def __init__(self, found: str, *, newest: str) -> None:
+        self.found, self.newest = found, newest
+        super().__init__(
+            f"the ledger has schema {found} of a newer Sideband, this one knows schemas up to "
+            f"{newest}: start that one"
+        )
 
 
 class LedgerMisplaced(LedgerError):

@@ -80,7 +80,7 @@ async def open_ledger(
 ) -> Ledger:
     """The ledger, led by this process.
 
-    Raises LedgerInUse, LedgerMisplaced, LedgerFailed, LeadershipLost.
+    Raises LedgerInUse, LedgerTooNew, LedgerMisplaced, LedgerFailed, LeadershipLost.
     """
     if place.url == MEMORY:
         return InMemoryLedger()
@@ -163,11 +163,19 @@ def _on_begin(connection: Connection) -> None:
 async def _connected(engine: AsyncEngine, place: LedgerPlace) -> AsyncConnection:
     with translated():
         try:
-            connection = await engine.connect()
-            async with connection.begin():
-                await connection.run_sync(migrate)
+            return await _migrated(engine)
         except (OperationalError, sqlite3.OperationalError) as exc:
             if "locked" in str(exc):
                 raise LedgerInUse(f"{place.url} is open in another process") from exc
             raise
+
+
+async def _migrated(engine: AsyncEngine) -> AsyncConnection:
+    """A connection with the newest schema; closed when it cannot have that."""
+    async with contextlib.AsyncExitStack() as stack:
+        connection = await engine.connect()
+        stack.push_async_callback(connection.close)
+        async with connection.begin():
+            await connection.run_sync(migrate)
+        stack.pop_all()
     return connection

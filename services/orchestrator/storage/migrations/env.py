@@ -2,9 +2,11 @@
 
 from alembic import context
 
+from services.orchestrator.storage.migrate import VERSION_TABLE
+
 context.configure(
     connection=context.config.attributes["connection"],
-    version_table="ledger_schema",
+    version_table=VERSION_TABLE,
     transaction_per_migration=False,
 )
 context.run_migrations()
