@@ -183,6 +183,31 @@ async def test_rows_are_found_by_their_whole_key_though_planned_while_nothing_is
             assert key.format(table) in lines, lines
 
 
+DURABLE: dict[str, dict[str, tuple[object, ...]]] = {
+    "postgresql": {
+        # Not the server's own default, which an operator may have relaxed.
+        "SELECT setting, source FROM pg_settings WHERE name = 'synchronous_commit'": (
+            "on",
+            "client",
+        ),
+    },
+    "sqlite": {
+        "PRAGMA synchronous": (2,),
+        "PRAGMA journal_mode": ("wal",),
+        "PRAGMA locking_mode": ("exclusive",),
+    },
+}
+
+
+async def test_a_commit_waits_for_the_disk(open_one: Open) -> None:
+    """No power is cut here: what the database promises then is asked for."""
+    connection = (await open_one())._connection
+    async with connection.begin():
+        for question, answer in DURABLE[connection.dialect.name].items():
+            found = (await connection.exec_driver_sql(question)).one()
+            assert tuple(found) == answer, question
+
+
 async def test_processes_that_start_at_once_migrate_once(postgres_url: str) -> None:
     async def start(number: int) -> None:
         place = LedgerPlace(url=postgres_url, run_id=f"start-{number}", name="n", lease_s=5)
