@@ -17,6 +17,8 @@ from sideband.payload import PayloadReader, PayloadRoot, WriteReport
 from sideband.payload.durable import DurableFolders
 from sideband.payload.errors import PathEscapesRoot, WriteFailed
 from sideband.payload.io import IOV_MAX, read_exactly, write_all
+from sideband.payload.paths import new_path
+from sideband.payload.root import published
 from tests.unit.payload.support import (
     GAPS,
     REQUEST,
@@ -348,3 +350,18 @@ def test_a_version_removed_under_a_writer_is_an_error_and_not_a_file_elsewhere(
 def test_a_second_root_of_the_same_path_reads_what_the_first_wrote(root: PayloadRoot) -> None:
     report = write_one(root)
     check_readable(make_root(root.path), report)
+
+
+def test_a_writer_takes_over_no_file_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names are random; two writers that draw the same one do not write into one file."""
+    monkeypatch.setattr("secrets.token_hex", lambda count: "0123456789abcdef"[: 2 * count])
+    root = make_root(tmp_path / "root")
+    path = new_path(3, root.run_id, REQUEST)
+    with published(root, path) as fd:
+        write_all(fd, [b"the first one's"])
+        with pytest.raises(WriteFailed), published(root, path):
+            raise AssertionError("the second one writes")
+    (file,) = all_files(root)
+    assert (root.path / file).read_bytes() == b"the first one's"
