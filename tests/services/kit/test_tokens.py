@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from hmac import compare_digest
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,24 @@ async def test_a_data_token_opens_what_environments_use_and_nothing_else() -> No
         assert_problem(await http.get("/v1/config", headers=bearer(NEW)), 401, "unauthorized")
         basic = {"authorization": f"Basic {ADMIN}"}
         assert_problem(await http.get("/v1/config", headers=basic), 401, "unauthorized")
+
+
+def test_every_token_is_compared_in_constant_time_whichever_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Timing is not asserted: each comparison must be the one that does not tell."""
+    compared: list[bytes] = []
+
+    def compare(given: bytes, valid: bytes) -> bool:
+        compared.append(valid)
+        return compare_digest(given, valid)
+
+    monkeypatch.setattr("hmac.compare_digest", compare)
+    tokens = Tokens(admin=(SecretStr(ADMIN), SecretStr(NEW)), data=(SecretStr(DATA),))
+    for given, scopes in ((ADMIN, {"admin", "data"}), (DATA, {"data"}), ("none-of-them", set())):
+        compared.clear()
+        assert tokens.scopes(f"Bearer {given}") == scopes
+        assert sorted(compared) == sorted(token.encode() for token in (ADMIN, NEW, DATA))
 
 
 async def test_tokens_are_rotated_while_the_service_runs(
