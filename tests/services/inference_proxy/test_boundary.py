@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import structlog
 from pydantic import SecretStr, ValidationError
+from starlette.responses import Response, StreamingResponse
 
 from services.inference_proxy.config import EngineSettings, ProxySettings
 from services.inference_proxy.headers import to_client, to_engine
@@ -43,7 +44,63 @@ async def test_credentials_ids_and_hop_by_hop_headers_end_at_the_proxy() -> None
         assert seen["traceparent"] == sent["traceparent"]
         assert not {"cookie", "x-request-id", "x-forwarded-host", "te"} & seen.keys()
         assert not {"proxy-authorization", "x-correlation-id"} & seen.keys()
-        assert not {"keep-alive", "set-cookie"} & answer.headers.keys()
+
+
+# RFC 9110 (7.6.1) and RFC 9112, and what older peers send.
+HOP_BY_HOP = {
+    "Connection": "X-Named",
+    "Keep-Alive": "timeout=99",
+    "Proxy-Authenticate": "Basic",
+    "Proxy-Authorization": "Basic x",
+    "Proxy-Connection": "keep-alive",
+    "TE": "trailers",
+    "Trailer": "X-Later",
+    "Transfer-Encoding": "gzip, chunked",
+    "Upgrade": "h2c",
+}
+
+
+@pytest.mark.parametrize("name", HOP_BY_HOP)
+def test_no_hop_by_hop_header_goes_on_in_either_direction(name: str) -> None:
+    given = [(name, HOP_BY_HOP[name]), (name.upper(), "again"), ("X-Kept", "1")]
+    assert to_client(given) == {"x-kept": "1"}
+    assert to_engine(given, token=None) == {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (GENERATE, request_body([1, 2])),
+        (GENERATE, {**request_body([1, 2]), "stream": True}),
+        ("/v1/chat/completions", {"messages": [], "stream": True}),
+        ("/v1/chat/completions", {"messages": []}),
+    ],
+)
+async def test_an_engines_own_headers_and_no_hop_by_hop_ones_reach_the_client(
+    path: str, body: dict[str, Any]
+) -> None:
+    def answer(asked: dict[str, Any]) -> Response:
+        if "token_ids" not in asked:
+            found = engine.openai(asked)
+        elif asked.get("stream"):
+            events = engine.events(engine.generate(asked))
+            found = StreamingResponse(events, media_type="text/event-stream")
+        else:
+            found = engine.json(engine.generate(asked))
+        found.raw_headers += [(name.encode(), value.encode()) for name, value in said.items()]
+        return found
+
+    said = {"keep-alive": "timeout=99", "upgrade": "h2c", "proxy-authenticate": "Basic"}
+    said |= {"connection": "x-named", "x-named": "1", "set-cookie": "a=b", "x-engine": "e"}
+    engine = StubEngine()
+    engine.script.append(answer)
+    async with running({"e0": engine}, has_sockets=True) as proxy:
+        found = await proxy.http.post(path, json=body)
+    assert found.status_code == 200
+    passes = path != GENERATE or "stream" in body  # else the answer is the proxy's own
+    assert ("x-engine" in found.headers) is passes
+    dropped = {"keep-alive", "upgrade", "proxy-authenticate", "x-named", "set-cookie"}
+    assert not dropped & found.headers.keys()
 
 
 async def test_without_a_token_every_route_but_health_is_closed() -> None:
