@@ -10,8 +10,10 @@ from fastapi import APIRouter, FastAPI
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_settings import SettingsConfigDict
+from starlette.types import Message, Receive, Scope, Send
 
 from services.kit.app import build_app
+from services.kit.middleware import BodyLimit
 from services.kit.problems import MEDIA_TYPE
 from services.kit.settings import ServiceSettings
 
@@ -102,6 +104,37 @@ async def test_a_body_over_the_limit_is_refused_declared_or_not() -> None:
     assert_problem(declared, 413, "body_too_large")
     assert_problem(streamed, 413, "body_too_large")
     assert fits.status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/steers", "/large"])
+@pytest.mark.parametrize(("declared", "parts_read"), [(None, 11), (10**9, 0)])
+async def test_a_body_over_the_limit_is_read_no_further(
+    declared: int | None, parts_read: int, path: str
+) -> None:
+    """It has no end: whoever reads on never answers, and holds more and more."""
+    parts, said = 0, []
+
+    async def receive() -> Message:
+        nonlocal parts
+        parts += 1
+        assert parts <= parts_read, "it is read on"
+        return {"type": "http.request", "body": b" " * 100, "more_body": True}
+
+    async def send(message: Message) -> None:
+        said.append(message)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["more_body"]:
+            pass
+
+    framing = (b"transfer-encoding", b"chunked")
+    if declared is not None:
+        framing = (b"content-length", str(declared).encode())
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [framing]}
+    limit = BodyLimit(app, body_bytes_max=1024, large_routes=[("POST", "/large")])
+    await limit(scope, receive, send)
+    assert said[0]["status"] == 413
+    assert parts == parts_read
 
 
 async def test_a_body_that_is_not_utf8_is_named() -> None:
