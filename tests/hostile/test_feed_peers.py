@@ -9,7 +9,7 @@ import zmq
 from sideband.feed.delivery import Delivery
 from sideband.feed.errors import RankRefused
 from sideband.feed.frames import decode_message, encode_message
-from sideband.feed.limits import MESSAGE_FRAMES_MAX, PEER_QUEUE_MAX, STEP_MAX
+from sideband.feed.limits import HEADER_BYTES_MAX, MESSAGE_FRAMES_MAX, PEER_QUEUE_MAX, STEP_MAX
 from sideband.feed.messages import (
     FROM_FEED,
     PingMessage,
@@ -86,6 +86,26 @@ def test_a_message_of_very_many_frames_is_let_go_a_few_at_a_time(router: Router)
         rest = FRAMES_TOO_MANY - MESSAGE_FRAMES_MAX - 1
         assert turns == -(-rest // EXCESS_PER_CALL_MAX)
         assert [bytes(frame) for frame in message[1:]] == ping
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_a_frame_that_is_too_large_ends_its_peers_connection(router: Router, over: int) -> None:
+    """No header of a rank comes near the bound; beyond it a peer would fill the feed's memory."""
+    size = HEADER_BYTES_MAX + over
+    with (
+        dealer(router.bound_endpoint) as peer,
+        peer.get_monitor_socket(zmq.EVENT_DISCONNECTED) as watch,
+    ):
+        peer.send(b"x" * size)
+        deadline = zmq.Poller()
+        deadline.register(router.fd, zmq.POLLIN)
+        deadline.register(watch, zmq.POLLIN)
+        while (message := router.receive()) is None and not watch.poll(0):
+            assert deadline.poll(int(1e3 * WAIT_S)), "nothing came of it"
+        assert (message is None) is bool(over)
+        if message is not None:
+            assert len(message[1]) == size
+        peer.disable_monitor()
 
 
 def test_the_feed_refuses_a_message_of_very_many_frames_once_and_goes_on() -> None:
