@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from sqlalchemy import select, update
 
 from services.orchestrator.history import StartRecord
 from services.orchestrator.ledger import LeadershipLost, LedgerFailed, LedgerInUse
@@ -231,19 +232,30 @@ async def test_the_embedded_ledger_is_refused_to_a_second_process(tmp_path: Path
     await (await open_ledger(place)).close()
 
 
+async def until_s(ledger: SqlLedger, run_id: str) -> float:
+    """The time until which a leader of the run leads, by the database's clock."""
+    async with ledger._connection.begin():
+        led = select(tables.LEADERS.c.expires_s).where(tables.LEADERS.c.run_id == run_id)
+        return float(await ledger._connection.scalar(led) or 0.0)
+
+
 async def test_one_leads_and_a_late_writer_is_fenced_off(postgres_url: str) -> None:
-    place = LedgerPlace(url=postgres_url, run_id="fenced", name="first", lease_s=0.5)
+    place = LedgerPlace(url=postgres_url, run_id="fenced", name="first", lease_s=600)
     first = await open_ledger(place)
+    assert isinstance(first, SqlLedger)
     changes = list(SeededHistory(2).changes(10))
     await first.commit(changes[:5])
     with pytest.raises(LeadershipLost, match="first leads"):
         await open_ledger(replace(place, name="second"))
-    for _ in range(4):  # renewed all the while, by empty commits too
-        await asyncio.sleep(0.2)
+    for _ in range(2):  # renewed by empty commits too
+        before_s = await until_s(first, place.run_id)
         await first.commit([])
+        assert await until_s(first, place.run_id) > before_s
     with pytest.raises(LeadershipLost):
         await open_ledger(replace(place, name="second"))
-    await asyncio.sleep(0.7)
+    async with first._connection.begin():  # it sleeps for longer than its lease
+        asleep = update(tables.LEADERS).where(tables.LEADERS.c.run_id == place.run_id)
+        await first._connection.execute(asleep.values(expires_s=0.0))
     second = await open_ledger(replace(place, name="second"))
     with pytest.raises(LeadershipLost, match="second leads"):
         await first.commit(changes[5:])
