@@ -34,6 +34,7 @@ from services.orchestrator.records import (
 )
 from services.orchestrator.retention import Holder, Retention
 from services.orchestrator.staleness import is_stale
+from sideband.feed.ancestry import Line, line_after
 from sideband.ids import LeaseId, RolloutId, RunId, SessionId
 
 
@@ -183,6 +184,14 @@ class Book:
     def lineage(self) -> int:
         """How often the trainer went back."""
         return self.returns[-1].lineage if self.returns else 0
+
+    @property
+    def line(self) -> Line:
+        """The returns that still bound which checkpoints are of the run."""
+        line: Line = ()
+        for record in self.returns:
+            line = record.line or line_after(line, lineage=record.lineage, step=record.step)
+        return line
 
     def seal(self, change: Change) -> None:
         """Complete a change with what its decisions do not name: groups, phase, counters.

@@ -12,6 +12,7 @@ import httpx
 import msgspec
 
 from services.orchestrator.limits import DETAIL_CHARACTERS_MAX
+from sideband.feed.ancestry import Line
 from sideband.feed.codec import STEP_CONTENT_TYPE
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -132,9 +133,17 @@ class FeedClient:
         """The steps that the feed holds. Raises FeedCallFailed."""
         return _decoded(await self._get("/v1/steps"), HeldSteps)
 
-    async def go_back(self, *, lineage: int, step: int, last_step: int) -> None:
-        """The trainer went back to ``step``, for the ``lineage``-th time. Raises FeedCallFailed."""
-        body = msgspec.json.encode({"lineage": lineage, "step": step, "last_step": last_step})
+    async def go_back(self, line: Line, *, last_step: int) -> None:
+        """The trainer went back, the last time as ``line`` ends. Raises FeedCallFailed."""
+        *earlier, (lineage, step) = line
+        body = msgspec.json.encode(
+            {
+                "lineage": lineage,
+                "step": step,
+                "last_step": last_step,
+                "earlier": [{"lineage": begun, "step": to} for begun, to in earlier],
+            }
+        )
         headers = {"content-type": "application/json"}
         answer = await self._call("PUT", "/v1/lineage", content=body, headers=headers)
         if not answer.is_success:

@@ -25,6 +25,7 @@ from services.orchestrator.records import (
 from services.orchestrator.retention import Holder
 from services.orchestrator.return_errors import LineageConflict, StepNotCommitted
 from sideband.batch.types import Sample
+from sideband.feed.ancestry import line_after
 from sideband.ids import RolloutId
 
 
@@ -160,6 +161,7 @@ def go_back(
         rollouts_dropped=tuple(report.rollouts_dropped),
         files_missing=tuple(report.files_missing),
         start_id=start_id,
+        line=line_after(book.line, lineage=book.lineage + 1, step=step),
     )
     book.returns.append(record)
     change.returns.append(record)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from sideband.feed.ancestry import Line
 from sideband.ids import RolloutId
 
 
@@ -55,3 +56,4 @@ class ReturnRecord:
     rollouts_dropped: tuple[RolloutId, ...]
     files_missing: tuple[str, ...]
     start_id: str | None = None  # of the start that it was for; None: a request asked for it
+    line: Line = ()  # this one too; empty where an earlier version kept it

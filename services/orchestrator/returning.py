@@ -71,10 +71,9 @@ def say(record: ReturnRecord) -> None:
 
 async def tell_feed(service: Orchestrator, feed: FeedClient) -> None:
     """See to it that the feed knows the last time. Raises FeedCallFailed."""
-    returns = service.book.returns
-    if not returns or service.feed_lineage == returns[-1].lineage:
+    if service.book.lineage in {0, service.feed_lineage}:
         return
     await service.settled()
-    last = service.book.next_step - 1
-    await feed.go_back(lineage=returns[-1].lineage, step=returns[-1].step, last_step=last)
-    service.feed_lineage = returns[-1].lineage
+    line, last = service.book.line, service.book.next_step - 1
+    await feed.go_back(line, last_step=last)
+    service.feed_lineage = line[-1][0]

@@ -28,7 +28,6 @@ from services.trainer_feed.schemas import (
 )
 from services.trainer_feed.service import FeedService
 from sideband.feed.codec import STEP_CONTENT_TYPE
-from sideband.feed.facts import GoneBack
 from sideband.feed.limits import STEP_MAX
 
 router = APIRouter()
@@ -138,9 +137,8 @@ async def go_back(body: GoBackBody, service: ServiceDep) -> WentBack:
     """Later steps and commits are void; every process of the trainer gets ABORT, new ones go on
     after the step. Idempotent by lineage. Called by the orchestrator.
     """
-    to = GoneBack(lineage=body.lineage, step=body.step, last_step=body.last_step)
     with as_problems():
-        return service.go_back(to)
+        return service.go_back(body.to_domain())
 
 
 @router.post(

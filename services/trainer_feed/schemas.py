@@ -1,10 +1,13 @@
 """What the feed's routes say, for people and generated clients."""
 
+from itertools import pairwise
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
 from services.kit.bodies import Closed
+from sideband.feed.ancestry import RETURNS_MAX
+from sideband.feed.facts import GoneBack
 from sideband.feed.limits import STEP_MAX
 
 FeedState = Literal["waiting_for_ranks", "streaming", "paused", "failed", "ending", "drained"]
@@ -52,6 +55,13 @@ class StepsView(BaseModel):
     lineage: Lineage
 
 
+class EarlierReturn(Closed):
+    """The trainer went back before, to an earlier step than it did since."""
+
+    lineage: int = Field(ge=1, le=STEP_MAX, description="That began then.", examples=[1])
+    step: int = Field(ge=0, le=STEP_MAX, description="To which it went back.", examples=[4])
+
+
 class GoBackBody(Closed):
     """The trainer went back to an earlier checkpoint."""
 
@@ -64,12 +74,31 @@ class GoBackBody(Closed):
         "of a later one.",
         examples=[15],
     )
+    earlier: list[EarlierReturn] = Field(
+        default=[],
+        max_length=RETURNS_MAX,
+        description="Times before that still bound which checkpoints are of the run, ascending in "
+        "lineage and step; those to a step that is not before a later one's need not be named.",
+        examples=[[{"lineage": 1, "step": 4}]],
+    )
 
     @model_validator(mode="after")
     def _forward(self) -> Self:
         if self.last_step < self.step:
             raise ValueError("last_step must not lie before step")
+        line = [*((one.lineage, one.step) for one in self.earlier), (self.lineage, self.step)]
+        if any(a[0] >= b[0] or a[1] >= b[1] for a, b in pairwise(line)):
+            raise ValueError("earlier must ascend to lineage and step, in both")
         return self
+
+    def to_domain(self) -> GoneBack:
+        """As the library has it."""
+        return GoneBack(
+            lineage=self.lineage,
+            step=self.step,
+            last_step=self.last_step,
+            earlier=tuple((one.lineage, one.step) for one in self.earlier),
+        )
 
 
 class WentBack(BaseModel):

@@ -19,6 +19,7 @@ from services.orchestrator.ledger import LedgerFailed
 from services.orchestrator.metrics import Metrics
 from services.orchestrator.records import Change
 from services.orchestrator.storage import tables
+from sideband.feed.ancestry import Line
 from sideband.feed.codec import decode_step
 from sideband.payload.root import StoredFile
 from sideband.segments import PayloadSegment
@@ -169,8 +170,9 @@ class SimulatedFeed:
         facts = {"feed_instance": "f", "steps": steps, "lineage": self.world.feed_lineage}
         return msgspec.convert(facts, HeldSteps)
 
-    async def go_back(self, *, lineage: int, step: int, last_step: int) -> None:
+    async def go_back(self, line: Line, *, last_step: int) -> None:
         await self._pause()
+        lineage, step = line[-1]
         assert lineage <= self.world.ledger.lineage, "a crash could forget it"
         self.world.go_back(lineage, step)
         await self._pause()

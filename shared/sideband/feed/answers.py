@@ -130,6 +130,7 @@ class Answerer:
             committed_step=message.committed_step,
             resume=resume,
             lineage=message.lineage,
+            committed_lineage=message.committed_lineage,
             credit=message.credit,
             model=message.model,
         )

@@ -117,8 +117,9 @@ class Delivery:
         """A rank joins, or joins again. Raises RankRefused with a code of the protocol."""
         known, recorded = self.ranks.get(hello.global_rank), self.committed.get(hello.global_rank)
         check_identity(hello, self.plan, self.held.model)
-        check_commit(hello.committed_step, last_step=self.held.last_step, plan=self.plan)
         self.lineage.check(hello.lineage, hello.committed_step, is_untold=self.is_untold)
+        self.lineage.check_restored(hello, is_untold=self.is_untold)
+        check_commit(hello.committed_step, last_step=self.held.last_step, plan=self.plan)
         check_successor(hello, known, generation=self.generation)
         rank, committed = admitted(
             hello,
@@ -167,8 +168,8 @@ class Delivery:
 
         Raises RankRefused for a step that no feed of this run can have sent in this lineage.
         """
-        check_commit(step, last_step=self.held.last_step, plan=self.plan)
         self.lineage.check(lineage, step, is_untold=self.is_untold)
+        check_commit(step, last_step=self.held.last_step, plan=self.plan)
         if self.failure is not None and step >= self.failure.step:
             return Abort(self.failure.step, self.failure.reason)
         self._commits.record(global_rank, step, lineage=lineage, base=self._base)

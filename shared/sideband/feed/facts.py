@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from sideband.batch.types import Layout
+from sideband.feed.ancestry import Line
 from sideband.ids import RunId
 from sideband.model import ModelShape
 
@@ -62,6 +63,7 @@ class Hello:
     committed_step: int | None  # None: as the feed remembers
     resume: Place | None
     lineage: int | None  # of the micro batches that it got; None before the first
+    committed_lineage: int | None  # in which its committed step was trained; None: it knows not
     credit: int
     model: ModelShape | None
 
@@ -71,11 +73,13 @@ class GoneBack:
     """The trainer went back to ``step``: what it did after that is void.
 
     ``lineage`` counts how often that happened; ``last_step`` is the last that was built of it.
+    ``earlier`` are the returns before that still bound what may be held (``ancestry``).
     """
 
     lineage: int
     step: int
     last_step: int
+    earlier: Line = ()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -171,11 +171,16 @@ def _header(frame: Frame, kind: type[Header]) -> Header:
             header.model.check()
     except (msgspec.MsgspecError, RecursionError, InvalidInput) as exc:
         raise MalformedFrame("header", str(exc)) from exc
-    if isinstance(header, HelloMessage) and (header.resume_step is None) != (
-        header.resume_index is None
-    ):
-        raise MalformedFrame("header", "resume_step and resume_index come together")
+    if isinstance(header, HelloMessage):
+        _check_hello(header)
     return header
+
+
+def _check_hello(hello: HelloMessage) -> None:
+    if (hello.resume_step is None) != (hello.resume_index is None):
+        raise MalformedFrame("header", "resume_step and resume_index come together")
+    if hello.committed_lineage is not None and hello.committed_step is None:
+        raise MalformedFrame("header", "committed_lineage comes with committed_step")
 
 
 @functools.lru_cache(maxsize=16)

@@ -3,8 +3,9 @@
 Errors: RankRefused, LineageConflict.
 """
 
+from sideband.feed.ancestry import Line, last_held, line_after
 from sideband.feed.errors import LineageConflict, RankRefused
-from sideband.feed.facts import GoneBack
+from sideband.feed.facts import GoneBack, Hello
 
 
 class Lineage:
@@ -12,6 +13,7 @@ class Lineage:
 
     def __init__(self) -> None:
         self.gone_back: GoneBack | None = None
+        self._line: Line = ()
         self._sent_step = 0  # the last of which any rank got a part, or may have got one
 
     @property
@@ -30,6 +32,7 @@ class Lineage:
                 raise LineageConflict(to.lineage, to.step, known=(known.lineage, known.step))
             return False
         self.gone_back = to
+        self._line = line_after(to.earlier, lineage=to.lineage, step=to.step)
         self._sent_step = to.last_step if is_new_feed else to.step
         return True
 
@@ -56,6 +59,24 @@ class Lineage:
             )
             return RankRefused("went_back", reason)
         return None
+
+    def check_restored(self, hello: Hello, *, is_untold: bool = False) -> None:
+        """What a trainer restored must be of the run, where it says in which lineage it was
+        trained; else it is taken by its number. Raises RankRefused.
+        """
+        lineage, step = hello.committed_lineage, hello.committed_step
+        if lineage is None or step is None or is_untold:
+            return
+        held = last_held(self._line, lineage)
+        if lineage > self.number:
+            reason = f"holds step {step} of lineage {lineage}, the run is at lineage {self.number}"
+            raise RankRefused("other_lineage", reason)
+        if self.gone_back is not None and held is not None and step > held:
+            reason = (
+                f"holds step {step} of lineage {lineage}, of which the run holds steps up to "
+                f"{held}: the trainer went back to step {self.gone_back.step}"
+            )
+            raise RankRefused("went_back", reason)
 
     def check(
         self, lineage: int | None, committed_step: int | None, *, is_untold: bool = False

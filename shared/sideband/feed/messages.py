@@ -21,7 +21,7 @@ from sideband.feed.limits import (
 from sideband.model import ModelShape
 from sideband.segments import Field
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 
 # "$" would admit a trailing newline.
 Id = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._:-]{1,128}\Z")]
@@ -38,7 +38,10 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 
 
 class HelloMessage(Header, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rank joins, or joins again. ``lineage``: of what this process got, None before that."""
+    """A rank joins, or joins again. ``lineage``: of what this process got, None before that.
+
+    ``committed_lineage``: in which ``committed_step`` was trained; None where nobody kept it.
+    """
 
     protocol: Annotated[int, Meta(ge=0, le=255)] = PROTOCOL_VERSION
     instance: Id
@@ -47,6 +50,7 @@ class HelloMessage(Header, frozen=True, kw_only=True, forbid_unknown_fields=True
     dp_rank: Rank
     cp_rank: Rank
     committed_step: StepNumber | None = None
+    committed_lineage: LineageNumber | None = None
     resume_step: StepNumber | None = None
     resume_index: Index | None = None
     lineage: LineageNumber | None = None

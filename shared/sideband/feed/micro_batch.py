@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sideband.batch.types import Align
+from sideband.feed.resume import ResumePoint
 from sideband.ids import RunId
 
 
@@ -57,6 +58,11 @@ class RankMicroBatch:
 
     def __len__(self) -> int:
         return len(self.input_ids[0])
+
+    @property
+    def resume_point(self) -> ResumePoint:
+        """What a checkpoint keeps that holds this step's optimizer step: ``RankFeed(resume=…)``."""
+        return ResumePoint(run_id=self.run_id, lineage=self.lineage, step=self.step)
 
     def digest(self) -> str:
         """sha256 over every value but run and lineage: the same rollouts agree, also again."""

@@ -6,7 +6,7 @@ the next micro batches while the trainer works on this one, and a pool reads row
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -24,6 +24,7 @@ from sideband.feed.micro_batch import RankMicroBatch
 from sideband.feed.pool import ReadPool
 from sideband.feed.prefetch import Prefetcher
 from sideband.feed.reads import RetryPlan, RowSource
+from sideband.feed.resume import ResumePoint, restored_point
 from sideband.feed.session import RankSession
 from sideband.ids import RunId
 from sideband.model import ModelShape
@@ -36,16 +37,20 @@ FAIL_TIMEOUT_S: Final = 5.0  # how long close() waits until a failure is known t
 class RankFeed:
     """Iterate it for steps, iterate a step for micro batches, then commit the step.
 
-    ``committed_step``: the last step whose optimizer step this trainer holds; None takes what the
-    feed remembers. ``global_rank`` may be left out where there are no tensor or pipeline siblings.
+    ``resume``: what the checkpoint kept that this trainer restored (``RankStep.resume_point``); the
+    feed refuses one that holds steps which the run took back. ``committed_step``: the last step
+    whose optimizer step this trainer holds, where it kept no more: it is taken by its number. None
+    of either takes what the feed remembers.
+    ``global_rank`` may be left out where there are no tensor or pipeline siblings.
     ``layers``: decoder layer ids of a pipeline stage; ``all_layers``: a column for each of them.
     ``credit``: micro batches that may wait undecoded; ``prefetch``: those assembled ahead.
     ``keys``: what `sideband keys` made; an address beyond loopback needs them, unless
     ``plain_beyond_loopback`` says that its network is to be trusted.
 
-    Iterating raises StepFailed (some rank gave the step up), RankReadFailed (this rank did),
-    RankRefused, StepMissing, ModelMismatch, FeedTimeout after ``step_timeout_s`` without a micro
-    batch or ``join_timeout_s`` without a welcome. It stops when the orchestrator ended the run.
+    Making it raises InvalidInput. Iterating raises StepFailed (some rank gave the step up),
+    RankReadFailed (this rank did), RankRefused, StepMissing, ModelMismatch, FeedTimeout after
+    ``step_timeout_s`` without a micro batch or ``join_timeout_s`` without a welcome. It stops when
+    the orchestrator ended the run.
     Not thread-safe, and must be made in the process that uses it: WrongProcess after a fork.
     """
 
@@ -59,6 +64,7 @@ class RankFeed:
         payload_root: Path | str | None = None,
         run_id: RunId | str | None = None,
         committed_step: int | None = None,
+        resume: Mapping[str, object] | None = None,
         model: ModelShape | None = None,
         align: Align = "next",
         layers: Sequence[int] | None = None,
@@ -76,6 +82,7 @@ class RankFeed:
         plain_beyond_loopback: bool = False,
     ) -> None:
         loaded = rank_keys(endpoint, keys, plain_beyond_loopback=plain_beyond_loopback)
+        point = restored_point(resume, run_id=run_id, committed_step=committed_step)
         self._pid = os.getpid()
         self._step_timeout_s, self._join_timeout_s = step_timeout_s, join_timeout_s
         self._commit_timeout_s = commit_timeout_s
@@ -83,24 +90,20 @@ class RankFeed:
         self._reader: PayloadReader | None = None
         hello = HelloMessage(
             instance=uuid4().hex,
-            run_id=run_id,
+            run_id=run_id if point is None else point.run_id,
             global_rank=global_rank,
             dp_rank=dp_rank,
             cp_rank=cp_rank,
-            committed_step=committed_step,
+            committed_step=committed_step if point is None else point.step,
+            committed_lineage=None if point is None else point.lineage,
             credit=credit,
             model=model,
         )
         session = RankSession(hello=hello, peer_timeout_s=peer_timeout_s)
         self._link = RankLink(endpoint, session, keys=loaded)
         self._pool = ReadPool(threads)
-        view = View(
-            align=align,
-            layers=None if layers is None else tuple(layers),
-            all_layers=all_layers,
-            fill=fill,
-            model=model,
-        )
+        chosen = None if layers is None else tuple(layers)
+        view = View(align=align, layers=chosen, all_layers=all_layers, fill=fill, model=model)
         assembler = Assembler(
             view, pool=self._pool, retry=retry or RetryPlan(), make_source=self._open_source
         )
@@ -206,6 +209,7 @@ class RankStep:
     def __init__(self, feed: RankFeed, first: RankMicroBatch) -> None:
         self.step = first.step
         self.run_id = first.run_id
+        self.resume_point: ResumePoint = first.resume_point  # to keep with the weights it gives
         self._feed = feed
         self._first: RankMicroBatch | None = first
         self._count = first.count

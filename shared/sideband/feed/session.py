@@ -82,8 +82,7 @@ class RankSession:
 
     def __post_init__(self) -> None:
         self.committed = self.hello.committed_step
-        if self.committed is not None:
-            self.at = (self.committed + 1, 0)
+        self.at = None if self.committed is None else (self.committed + 1, 0)
 
     def is_silent(self, *, now_s: float) -> bool:
         """The feed said nothing for too long: the owner connects anew and calls ``rejoin``."""
@@ -138,9 +137,11 @@ class RankSession:
 
     def _greeting(self) -> HelloMessage:
         step, index = self.at if self.at is not None else (None, None)
+        is_restored = self.committed == self.hello.committed_step  # nothing is committed since
         return msgspec.structs.replace(
             self.hello,
             committed_step=self.committed,
+            committed_lineage=self.hello.committed_lineage if is_restored else self.lineage,
             resume_step=step,
             resume_index=index,
             lineage=self.lineage,

@@ -10,6 +10,7 @@ optimizer step::
         train(batch)
         if batch.index + 1 == batch.count:
             optimizer.step()
+            save(model, batch.resume_point)  # for ``resume`` when the trainer starts from it
             if committer is None:
                 committer = StepCommitter(
                     endpoint, run_id=batch.run_id, global_rank=1, keys=keys
@@ -21,7 +22,7 @@ holds the named error.
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Required, TypedDict, Unpack
 
@@ -47,6 +48,7 @@ class RankFeedOptions(TypedDict, total=False):
     payload_root: Path | str | None
     run_id: RunId | str | None
     committed_step: int | None
+    resume: Mapping[str, object] | None
     model: ModelShape | None
     align: Align
     layers: Sequence[int] | None
@@ -68,8 +70,8 @@ class RankFeedDataset(IterableDataset[TensorMicroBatch]):
     """Micro batches of one rank over all steps, in order; use ``batch_size=None``.
 
     Options are those of ``RankFeed``. At most one worker: a second one would be a second process
-    of the same rank. Each iteration joins anew, so ``committed_step`` None is the right choice
-    where an iteration may be the second one: the feed remembers.
+    of the same rank. Each iteration joins anew, so neither ``committed_step`` nor ``resume`` is the
+    right choice where an iteration may be the second one: the feed remembers.
     """
 
     def __init__(

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from sideband.feed.micro_batch import RankMicroBatch
+from sideband.feed.resume import ResumePoint
 from sideband.ids import RunId
 
 
@@ -51,6 +52,11 @@ class TensorMicroBatch:
 
     def __len__(self) -> int:
         return int(self.input_ids.shape[1])
+
+    @property
+    def resume_point(self) -> ResumePoint:
+        """As ``RankMicroBatch.resume_point``."""
+        return ResumePoint(run_id=self.run_id, lineage=self.lineage, step=self.step)
 
     def pin_memory(self) -> Self:
         """With every tensor in pinned memory; ``DataLoader(pin_memory=True)`` calls it."""

@@ -30,7 +30,7 @@ class StubFeed:
     has_ended: bool = False
     instance: str = "feed-1"
     lineage: int = 0
-    told: list[dict[str, int]] = field(default_factory=list)  # that the trainer went back
+    told: list[dict[str, Any]] = field(default_factory=list)  # that the trainer went back
     restarts_before_put: bool = False
     restarts_before_end: bool = False
 
@@ -95,7 +95,7 @@ class StubFeed:
         self.has_ended = False
         self.instance = f"feed-{int(self.instance.removeprefix('feed-')) + 1}"
 
-    def go_back(self, told: dict[str, int]) -> None:
+    def go_back(self, told: dict[str, Any]) -> None:
         """The trainer went back: later steps and commits are void."""
         self.told.append(told)
         committed, step = self.committed_step, told["step"]

@@ -62,7 +62,7 @@ async def test_steps_come_again_in_order_bitwise_and_their_files_go_in_the_end(
         assert all(record[name] == [] for name in (*nothing, "files_missing"))
         assert bench.feed.committed_step in {1, 4}, "told, or about to be"
         await bench.until(lambda: bench.feed.taken[4:] == [2, 3], "two are on the way at a time")
-        assert bench.feed.told == [{"lineage": 1, "step": 1, "last_step": 4}]
+        assert bench.feed.told == [{"lineage": 1, "step": 1, "last_step": 4, "earlier": []}]
         bench.feed.commit(2)
         await bench.until(lambda: bench.feed.taken[4:] == [2, 3, 4], "in order")
         assert sent(bench, 2, 3, 4) == before

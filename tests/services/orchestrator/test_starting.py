@@ -76,7 +76,7 @@ async def test_a_start_goes_back_once_and_its_steps_come_again_bitwise(tmp_path:
     async with world.life(**back_to(1)) as bench:
         assert await returns(bench) == [(1, 1, "job-2")]
         await bench.until(lambda: bench.feed.taken[4:] == [2, 3], "two are on the way at a time")
-        assert bench.feed.told == [{"lineage": 1, "step": 1, "last_step": 4}]
+        assert bench.feed.told == [{"lineage": 1, "step": 1, "last_step": 4, "earlier": []}]
         bench.feed.commit(3)
         await bench.until(lambda: bench.feed.taken[4:] == [2, 3, 4], "in order")
         assert sent(bench, 2, 3, 4) == before
@@ -266,6 +266,6 @@ def test_what_earlier_versions_kept_of_a_return_is_of_no_start() -> None:
         files_missing=(),
     )
     row = return_row(record)
-    assert row["report"].endswith(',"start_id":null}')
-    earlier = {**row, "report": row["report"].replace(',"start_id":null', "")}
+    assert row["report"].endswith(',"start_id":null,"line":[]}')
+    earlier = {**row, "report": row["report"].replace(',"start_id":null,"line":[]', "")}
     assert read_return(earlier) == record

@@ -42,6 +42,7 @@ HELLO = Hello(
     committed_step=None,
     resume=None,
     lineage=None,
+    committed_lineage=None,
     credit=4,
     model=None,
 )

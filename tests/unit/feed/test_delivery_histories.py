@@ -124,6 +124,7 @@ class DeliveryHistory(RuleBasedStateMachine):
             cp_rank=0,
             committed_step=process.committed,
             resume=process.at,
+            committed_lineage=None,
             lineage=process.lineage,
             credit=credit,
             model=None,

@@ -56,6 +56,7 @@ MESSAGES: Final[dict[str, Header]] = {
         dp_rank=1,
         cp_rank=1,
         committed_step=4,
+        committed_lineage=1,
         resume_step=5,
         resume_index=2,
         lineage=1,
@@ -132,7 +133,7 @@ def files() -> dict[str, bytes]:
         "feed-step-v1-handle.bin": golden_step("handle"),
         "feed-step-v1-inline.bin": golden_step("inline"),
         "feed-chunk-v1.bin": golden_chunk(),
-        "feed-messages-v3.txt": golden_messages(),
+        "feed-messages-v4.txt": golden_messages(),
     }
 
 
@@ -162,21 +163,21 @@ def test_a_golden_chunk_is_read_as_it_was_meant() -> None:
 
 
 def test_every_golden_message_is_read_as_it_was_meant() -> None:
-    for line in (GOLDEN / "feed-messages-v3.txt").read_text().splitlines():
+    for line in (GOLDEN / "feed-messages-v4.txt").read_text().splitlines():
         name, *frames = line.split(" ")
         header, body = decode_message([bytes.fromhex(f) for f in frames], FROM_RANK | FROM_FEED)
         assert header == MESSAGES[name]
         assert body == (b"chunk" if name.startswith("micro-batch") else None)
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_messages_of_earlier_versions_are_refused_by_both_names(version: int) -> None:
     for line in (GOLDEN / f"feed-messages-v{version}.txt").read_text().splitlines():
         frames = [bytes.fromhex(frame) for frame in line.split(" ")[1:]]
         with pytest.raises(UnsupportedProtocol) as caught:
             decode_message(frames, FROM_RANK | FROM_FEED)
-        assert (caught.value.version, caught.value.readable) == (version, 3)
-        assert str(caught.value) == f"feed protocol {version} is not spoken here, only 3"
+        assert (caught.value.version, caught.value.readable) == (version, 4)
+        assert str(caught.value) == f"feed protocol {version} is not spoken here, only 4"
 
 
 def test_every_message_has_a_golden_line() -> None:

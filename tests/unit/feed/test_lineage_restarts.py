@@ -152,8 +152,8 @@ def test_a_committer_of_before_commits_nothing() -> None:
         assert feed.do(lambda server: server.delivery.committed[0]) == 2
 
 
-def test_a_rank_of_protocol_2_hears_both_versions() -> None:
-    golden = (Path(__file__).parents[2] / "golden" / "feed-messages-v2.txt").read_text()
+def test_a_rank_of_an_earlier_protocol_hears_both_versions() -> None:
+    golden = (Path(__file__).parents[2] / "golden" / "feed-messages-v3.txt").read_text()
     hello = next(line for line in golden.splitlines() if line.startswith("hello-shortest "))
     with live_feed(plan_of(STEPS[0])) as feed, zmq.Context() as context:
         dealer = context.socket(zmq.DEALER)
@@ -163,5 +163,5 @@ def test_a_rank_of_protocol_2_hears_both_versions() -> None:
         header, _ = decode_message(dealer.recv_multipart(), FROM_FEED)
         dealer.close(linger=0)
     assert header == RefusedMessage(
-        code="unsupported_protocol", reason="feed protocol 2 is not spoken here, only 3"
+        code="unsupported_protocol", reason="feed protocol 3 is not spoken here, only 4"
     )

@@ -174,7 +174,7 @@ def test_a_feed_that_speaks_nonsense_is_named() -> None:
         router, address = fake_feed(context)
         rank = RankFeed(address, dp_rank=0, cp_rank=0, threads=1)
         name = router.recv_multipart()[0]
-        router.send_multipart([name, b"SB\x03\x63", b""])
+        router.send_multipart([name, b"SB\x04\x63", b""])
         with pytest.raises(MalformedFrame, match="type 99 does not exist"):
             rank.next_micro_batch()
         rank.close()

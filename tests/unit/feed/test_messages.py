@@ -21,30 +21,30 @@ HELLO = {"instance": "p", "dp_rank": 0, "cp_rank": 0, "credit": 1}
 
 
 def frames(kind: int, fields: object, *rest: bytes) -> list[bytes]:
-    prefix, header = b"SB\x03" + bytes((kind,)), msgspec.msgpack.encode(fields)
+    prefix, header = b"SB\x04" + bytes((kind,)), msgspec.msgpack.encode(fields)
     return [prefix + header, *rest] if kind == 2 else [prefix, header, *rest]
 
 
 def micro_batch(fields: object, body: bytes = b"chunk", *rest: bytes) -> list[bytes]:
     header = msgspec.msgpack.encode(fields)
-    return [b"SB\x03\x23" + len(header).to_bytes(4, "little") + header + body, *rest]
+    return [b"SB\x04\x23" + len(header).to_bytes(4, "little") + header + body, *rest]
 
 
 CASES: list[tuple[list[bytes], str]] = [
     ([], "prefix"),
-    ([b"SB\x03"], "prefix"),
-    ([b"SB\x03\x01\x00", b""], "prefix"),
+    ([b"SB\x04"], "prefix"),
+    ([b"SB\x04\x01\x00", b""], "prefix"),
     ([b"XX\x02\x01", b""], "prefix"),
     (frames(0, {}), "prefix"),
     (frames(3, {"step": 1, "index": 0}), "prefix"),
     (frames(33, {}), "prefix"),  # a feed's message from a rank
     (frames(2, {"seq": 1}, b"body"), "message"),
-    ([b"SB\x03\x02", msgspec.msgpack.encode(PROGRESS)], "message"),
-    ([b"SB\x03\x07"], "message"),
-    ([b"SB\x03\x02"], "header"),
-    ([b"SB\x03\x02" + b"\x00" * (HEADER_BYTES_MAX + 1)], "header"),
-    ([b"SB\x03\x07", b"\x00" * (HEADER_BYTES_MAX + 1)], "header"),
-    ([b"SB\x03\x02\xc1"], "header"),
+    ([b"SB\x04\x02", msgspec.msgpack.encode(PROGRESS)], "message"),
+    ([b"SB\x04\x07"], "message"),
+    ([b"SB\x04\x02"], "header"),
+    ([b"SB\x04\x02" + b"\x00" * (HEADER_BYTES_MAX + 1)], "header"),
+    ([b"SB\x04\x07", b"\x00" * (HEADER_BYTES_MAX + 1)], "header"),
+    ([b"SB\x04\x02\xc1"], "header"),
     (frames(2, {}), "header"),
     (frames(2, {**PROGRESS, "seq": -1}), "header"),
     (frames(2, {**PROGRESS, "seq": 1 << 63}), "header"),
@@ -66,6 +66,8 @@ CASES: list[tuple[list[bytes], str]] = [
     (frames(1, {**HELLO, "resume_step": 1}), "header"),
     (frames(1, {**HELLO, "instance": ""}), "header"),
     (frames(1, {**HELLO, "lineage": -1}), "header"),
+    (frames(1, {**HELLO, "committed_step": 1, "committed_lineage": -1}), "header"),
+    (frames(1, {**HELLO, "committed_lineage": 1}), "header"),
     (frames(1, {**HELLO, "instance": "p" * 129}), "header"),
     (
         frames(
@@ -96,7 +98,7 @@ def test_a_malformed_message_names_its_part(message: list[bytes], part: str) -> 
 def test_another_protocol_version_is_refused_before_the_header_is_read() -> None:
     with pytest.raises(UnsupportedProtocol) as caught:
         decode_message([b"SB\x01\x01"], FROM_RANK)
-    assert (caught.value.version, caught.value.readable) == (1, 3)
+    assert (caught.value.version, caught.value.readable) == (1, 4)
 
 
 MICRO_BATCH = {"run_id": "a", "lineage": 0, "step": 1, "index": 0, "count": 1, "fields": []}
@@ -130,10 +132,10 @@ def test_a_micro_batch_is_one_frame_and_may_bring_a_release() -> None:
         (micro_batch(MICRO_BATCH, b"", b"\xc1"), "header"),
         (micro_batch(MICRO_BATCH, b"", b"\x00" * (HEADER_BYTES_MAX + 1)), "header"),
         (micro_batch(MICRO_BATCH, b"", RELEASED, b""), "message"),
-        ([b"SB\x03\x23"], "header"),
-        ([b"SB\x03\x23\x01\x00\x00"], "header"),
-        ([b"SB\x03\x23\x05\x00\x00\x00\x80"], "header"),
-        ([b"SB\x03\x23\xff\xff\xff\xff" + bytes(HEADER_BYTES_MAX + 9)], "header"),
+        ([b"SB\x04\x23"], "header"),
+        ([b"SB\x04\x23\x01\x00\x00"], "header"),
+        ([b"SB\x04\x23\x05\x00\x00\x00\x80"], "header"),
+        ([b"SB\x04\x23\xff\xff\xff\xff" + bytes(HEADER_BYTES_MAX + 9)], "header"),
     ],
 )
 def test_a_malformed_micro_batch_names_its_part(frames: list[bytes], part: str) -> None:
@@ -153,7 +155,7 @@ def test_any_frames_are_a_message_or_a_named_error(
     message: list[bytes], kinds: dict[int, type]
 ) -> None:
     try:
-        decode_message([b"SB\x03" + message[0][:2], *message[1:]] if message else message, kinds)
+        decode_message([b"SB\x04" + message[0][:2], *message[1:]] if message else message, kinds)
     except (MalformedFrame, UnsupportedProtocol):
         return
 
