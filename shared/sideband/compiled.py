@@ -22,13 +22,22 @@ _COMPILING: Final = threading.Lock()
 class Loop(Generic[F]):
     """A function of arrays and numbers. ``signature``: its types as numba writes them.
 
-    ``worth``: from how many items on, in one process, compiling would have paid.
+    ``worth``: from how many items on, in one process, compiling would have paid. ``teach``: called
+    once before it is compiled, to give numba what the function calls.
     """
 
     _all: ClassVar[list["Loop[Any]"]] = []
 
-    def __init__(self, function: F, signature: str, *, worth: int) -> None:
+    def __init__(
+        self,
+        function: F,
+        signature: str,
+        *,
+        worth: int,
+        teach: Callable[[], None] = lambda: None,
+    ) -> None:
         self.function, self._signature, self._worth = function, signature, worth
+        self._teach = teach
         self._items = 0  # roughly: threads may lose some of them
         self._is_compiled = False
         self._compiled: F | None = None
@@ -47,7 +56,7 @@ class Loop(Generic[F]):
         """Compile it now, if numba is installed."""
         with _COMPILING:
             if not self._is_compiled:
-                self._compiled = _compile(self.function, self._signature)
+                self._compiled = _compile(self.function, self._signature, self._teach)
                 self._is_compiled = True
 
 
@@ -64,12 +73,13 @@ def trailing_zeros(word: Any) -> int:
     return (number & -number).bit_length() - 1
 
 
-def _compile(function: F, signature: str) -> F | None:
+def _compile(function: F, signature: str, teach: Callable[[], None]) -> F | None:
     try:
         from numba import njit
     except ImportError:  # not installed, or not for this numpy
         return None
     _teach_trailing_zeros()
+    teach()
     try:
         compiled: F = njit(signature, nogil=True, cache=True)(function)
     except RuntimeError:  # no folder that it could keep anything in

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from sideband.payload.copying import COPY_BLOCKS
 from tests.faults.seeds import Chance
 
 SLOW_SYNC_S = 0.05
@@ -33,7 +34,8 @@ class FaultyDisk:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        """Until the patch is undone."""
+        """Until the patch is undone. A compiled loop would read past it."""
+        patch.setattr(COPY_BLOCKS, "for_items", lambda count: None)
         self.real = {name: getattr(os, name) for name in CALLS}
         for name in CALLS:
             patch.setattr(os, name, getattr(self, name))

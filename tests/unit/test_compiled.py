@@ -60,6 +60,20 @@ def test_a_loop_is_compiled_when_it_would_have_paid_and_once(loop: Loop[Any]) ->
     assert values.tolist() == [0, 2, 4]
 
 
+def test_a_loop_is_taught_what_it_calls_right_before_it_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setattr(Loop, "_all", [])
+    taught: list[str] = []
+    loop = Loop[Any](double, "int64(int64[::1])", worth=10, teach=lambda: taught.append("double"))
+    loop.for_items(9)
+    assert taught == []
+    loop.for_items(1)
+    loop.for_items(1)
+    assert taught == ["double"]
+
+
 def test_who_wants_it_at_once_gets_it(loop: Loop[Any]) -> None:
     pytest.importorskip("numba")
     assert compile_loops()

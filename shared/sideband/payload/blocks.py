@@ -1,15 +1,20 @@
 """The blocks that a segment lies in: which ones, and each read and verified before it is used.
 
 A block is verified while it is still in the cache that the read put it in: verifying a whole
-segment late would fetch its bytes from memory twice.
+segment late would fetch its bytes from memory twice. Where numba is, a compiled loop does both for
+all blocks of a segment; what it leaves goes the way of ``read_blocks``.
 """
 
 import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from mmap import PAGESIZE
 from typing import Final, NamedTuple
 
+import numpy as np
+
+from sideband.payload.copying import COPY_BLOCKS
 from sideband.payload.errors import ChecksumMismatch, read_error
 from sideband.payload.handles import OpenPayload
 from sideband.payload.io import read_exactly
@@ -62,13 +67,24 @@ def read_blocks(
         start, offset = stop, end
 
 
+def _aligned_room(size_bytes: int) -> memoryview:
+    """Memory that begins with a page: no vector of it lies in two lines of the caches."""
+    memory = np.empty(size_bytes + PAGESIZE, np.uint8)
+    start = -memory.ctypes.data % PAGESIZE
+    return memory[start : start + size_bytes].data
+
+
 @dataclass(slots=True, eq=False)
 class _Scratch:
     """One thread's room for a block, and which verified block lies in it."""
 
-    room: memoryview = field(default_factory=lambda: memoryview(bytearray(BLOCK_BYTES_TARGET)))
+    room: memoryview = field(default_factory=lambda: _aligned_room(BLOCK_BYTES_TARGET))
     opening: object = None
     offset: int = -1
+
+    def holds(self, payload: OpenPayload, offset: int) -> bool:
+        """Whether it is the block at ``offset`` of this opening of a file."""
+        return self.opening is payload.opening and self.offset == offset
 
 
 class _Scratches(threading.local):
@@ -92,11 +108,46 @@ def scratch_block(payload: OpenPayload, table: BlockTable, number: int) -> memor
         read_blocks(payload, table, range(number, number + 1), stored)
         return stored
     stored = scratch.room[:size_bytes]
-    if scratch.opening is not payload.opening or scratch.offset != offset:
+    if not scratch.holds(payload, offset):
         scratch.opening = None  # an error leaves the room half filled
         read_blocks(payload, table, range(number, number + 1), stored)
         scratch.opening, scratch.offset = payload.opening, offset
     return stored
+
+
+def copy_by_loop(
+    payload: OpenPayload, table: BlockTable, numbers: range, skipped: int, out: memoryview
+) -> int:
+    """Fill ``out`` with raw rows from byte ``skipped`` of the first block on; which block it left.
+
+    That is ``numbers.stop`` when all is done. Blocks are left where nothing is compiled, and those
+    that may have to be refused: ``read_blocks`` reads them and says why.
+    """
+    scratch, first, filled = _SCRATCHES.own, numbers.start, 0
+    if scratch.holds(payload, table.offsets[first]):
+        stored = scratch.room[skipped : table.size_bytes(first)]
+        filled = min(len(stored), len(out))
+        out[:filled] = stored[:filled]
+        first, skipped = first + 1, 0
+    if first == numbers.stop:
+        return first
+    loop = COPY_BLOCKS.for_items(len(out))
+    if loop is None:
+        return first
+    scratch.opening = None
+    left: int = loop(
+        payload.fd,
+        table.loop_offsets,
+        table.loop_checksums,
+        first,
+        numbers.stop,
+        skipped,
+        np.frombuffer(scratch.room, np.uint8),
+        np.frombuffer(out[filled:], np.uint8),
+    )
+    if left == numbers.stop:
+        scratch.opening, scratch.offset = payload.opening, table.offsets[left - 1]
+    return left
 
 
 def verify_blocks(payload: OpenPayload, table: BlockTable) -> int:

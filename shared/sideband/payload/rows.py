@@ -16,6 +16,7 @@ from sideband.masks.rows import MaskRows, ScoreRows
 from sideband.payload.blocks import (
     Block,
     blocks_of,
+    copy_by_loop,
     read_blocks,
     scratch_block,
 )
@@ -62,7 +63,19 @@ def read_routing_rows(payload: OpenPayload, segment: PayloadSegment, out: RowArr
 def _read_raw(
     payload: OpenPayload, table: BlockTable, row: int, stop: int, out_bytes: memoryview
 ) -> None:
-    """Rows [row, stop) as they lie there: whole blocks in place, edges by way of the scratch."""
+    """Rows [row, stop) as they lie there, by a compiled loop, and what that leaves one by one."""
+    numbers, row_bytes = table.numbers(row, stop), len(out_bytes) // (stop - row)
+    skipped = (row - table.rows[numbers.start]) * row_bytes
+    left = copy_by_loop(payload, table, numbers, skipped, out_bytes)
+    if left < numbers.stop:
+        start = max(row, table.rows[left])
+        _read_each(payload, table, start, stop, out_bytes[(start - row) * row_bytes :])
+
+
+def _read_each(
+    payload: OpenPayload, table: BlockTable, row: int, stop: int, out_bytes: memoryview
+) -> None:
+    """Rows [row, stop): whole blocks where they shall lie, edges by way of the scratch."""
     numbers, row_bytes = table.numbers(row, stop), len(out_bytes) // (stop - row)
     first, last, reached = numbers.start, numbers.stop, 0
     if table.rows[first] < row:

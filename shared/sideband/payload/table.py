@@ -14,12 +14,15 @@ from sideband.payload.header import Section
 class BlockTable:
     """Block i holds rows [rows[i], rows[i + 1]) in the bytes [offsets[i], offsets[i + 1]).
 
-    Arrays of Python's own: looking up one number in them makes no numpy scalar.
+    Arrays of Python's own: looking up one number in them makes no numpy scalar. ``loop_offsets``
+    and ``loop_checksums`` are the same memory as arrays that a compiled loop takes.
     """
 
     rows: "array[int]"
     offsets: "array[int]"
     checksums: "array[int]"
+    loop_offsets: NDArray[np.int64]
+    loop_checksums: NDArray[np.uint64]
 
     def numbers(self, row: int, stop: int) -> range:
         """The blocks that rows [row, stop) lie in."""
@@ -37,4 +40,11 @@ def block_table(section: Section, index: NDArray[np.void]) -> BlockTable:
     np.cumsum(index["rows"], out=np.frombuffer(rows, np.int64)[1:])
     offsets = array("Q", index["offset"].tobytes())
     offsets.append(section.offset + section.size_bytes)
-    return BlockTable(rows, offsets, array("Q", index["checksum"].tobytes()))
+    checksums = array("Q", index["checksum"].tobytes())
+    return BlockTable(
+        rows,
+        offsets,
+        checksums,
+        loop_offsets=np.frombuffer(offsets, np.int64),
+        loop_checksums=np.frombuffer(checksums, np.uint64),
+    )
