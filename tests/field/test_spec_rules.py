@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from tests.field.rollouts import HF_CONFIG, Driver
 from tests.integration.way import Way, running_way
@@ -157,7 +158,11 @@ async def test_a_sample_without_rows_is_loud_where_the_run_has_a_model(tmp_path:
     """The flag is on and the field is not there: seen at the first rollout, not at the loss."""
     async with orchestrator(tmp_path, routing_valid_fraction_min=0.5) as bench:
         await bench.lease("r0")
-        receipt = (await bench.deliver("r0", plain_turn("q", [1, 2, 3], [4]), advantage=1.0)).json()
+        with capture_logs() as logs:
+            bare = plain_turn("q", [1, 2, 3], [4])
+            receipt = (await bench.deliver("r0", bare, advantage=1.0)).json()
+        (warning,) = [entry for entry in logs if entry["event"] == "routing_has_holes"]
+        assert (warning["log_level"], warning["rows_missing"]) == ("warning", 3)
         assert receipt["tally"]["routing_positions"] == 3
         assert receipt["tally"]["routing_rows"] == 0
         await bench.until(lambda: bench.service.book.run.is_terminal, "the run is stopped")

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from services.orchestrator.wire import ROLLOUT_CONTENT_TYPE
 from tests.services.orchestrator.support import (
@@ -217,9 +218,15 @@ async def test_a_completed_rollout_without_turns_is_refused(tmp_path: Path) -> N
 async def test_a_missing_mask_is_counted_and_refused_by_the_strict_setting(tmp_path: Path) -> None:
     turn = plain_turn("r0.t0", [1, 2], [3, 4], top_p=0.9)
     async with orchestrator(tmp_path, by_handle=False) as bench:
-        await bench.lease("r0")
-        assert (await bench.deliver("r0", turn)).json()["accepted"] is True
-        assert await bench.metric("orchestrator_masks_missing_total") == 2
+        with capture_logs() as logs:
+            for number in range(2):
+                name = f"r{number}"
+                await bench.lease(name)
+                assert (await bench.deliver(name, turn)).json()["accepted"] is True
+        assert await bench.metric("orchestrator_masks_missing_total") == 4
+        (warning,) = [entry for entry in logs if entry["event"] == "sampling_masks_missing"]
+        assert (warning["rollout_id"], warning["tokens"]) == ("r0", 2), "the first is warned of"
+        assert warning["log_level"] == "warning"
     async with orchestrator(tmp_path, by_handle=False, strict_masks=True) as bench:
         problem = await refuse(bench, "missing_mask", turn)
         assert "r0.t0" in problem["detail"]

@@ -164,6 +164,10 @@ def test_labels_and_masks_cross_a_chunks_edge_with_the_one_token_that_follows() 
     rows = rank_rows(chunk, "next")
     assert rows.labels_N.tolist() == micro_batch.token_ids_L[1:5].tolist()
     assert rows.logprobs_N[3] == micro_batch.logprobs_L[4]
+    masks = rows_by_position(micro_batch.segments, "sampling_mask")
+    placed = placed_rows(sampled_rows_of(chunk, "sampling_mask", "next"))
+    assert placed == {i: masks[i + 1] for i in range(4) if i + 1 in masks}
+    assert 3 in placed, "the mask of the token behind the edge"
     last = cut_chunk(micro_batch, cp_rank=1, cp_size=2, layout="contiguous")
     assert last.pieces == (Piece(start=4, stop=8, has_edge=False),)
     assert rank_rows(last, "next").labels_N[-1] == -100
