@@ -15,6 +15,7 @@ from services.kit.turns import TurnWire
 from services.orchestrator import going_back, loops, returning, shipping
 from services.orchestrator.config import OrchestratorSettings
 from services.orchestrator.delivering import deliver
+from services.orchestrator.errors import RunEnded
 from services.orchestrator.leasing import LeaseRequest
 from services.orchestrator.ledger import LedgerFailed
 from services.orchestrator.lifecycle import Phase
@@ -96,7 +97,7 @@ class Process:
         ]
         tasks = [asyncio.ensure_future(one) for one in work]
         ended = asyncio.ensure_future(self.ended(service))
-        await asyncio.wait([*tasks[:7], ended], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([*tasks, ended], return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -127,6 +128,7 @@ class Process:
         for name in self.world.names:
             await self.rollout(service, name)
         await self.answered(lambda: service.drain(leases_s=0, deadline_s=1e9))
+        await asyncio.Event().wait()  # until the run has ended
 
     async def rollout(self, service: Orchestrator, name: str) -> None:
         world, number = self.world, int(name[1:])
@@ -162,8 +164,10 @@ class Process:
             try:
                 return await ask()
             except Problem as problem:
-                if problem.status != 503:
+                if isinstance(problem, RunEnded):
                     raise
+                if problem.status != 503:
+                    raise AssertionError(f"{problem.status}: {problem.detail}") from problem
                 await asyncio.sleep(0)
 
     async def ranks(self, service: Orchestrator) -> None:
@@ -199,7 +203,12 @@ class Process:
         step, lineage = self.world.random.randint(0, last), service.book.lineage + 1
         if service.book.run.is_terminal:
             return
-        record = await self.answered(lambda: returning.go_back(service, step=step, lineage=lineage))
+        try:
+            record = await self.answered(
+                lambda: returning.go_back(service, step=step, lineage=lineage)
+            )
+        except RunEnded:
+            return  # just before
         lost = (record.steps_gone, record.steps_moved, record.steps_reduced)
         assert lost == ((), (), ()), record
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +34,9 @@ class Disk:
         future.set_result(outcomes)
         return future
 
-    def deleter(self, files_per_s: float = 1e6) -> Deleter:
+    def deleter(
+        self, files_per_s: float = 1e6, *, clock_s: Callable[[], float] = time.monotonic
+    ) -> Deleter:
         def failed(count: int) -> None:
             self.failures += count
 
@@ -42,6 +45,7 @@ class Disk:
             files_per_s=files_per_s,
             on_deleted=lambda files, _freed: self.deleted.extend(files),
             on_failure=failed,
+            clock_s=clock_s,
         )
 
 
@@ -84,6 +88,26 @@ async def test_the_rate_bounds_what_is_asked_of_the_filesystem_at_a_time() -> No
     await until(lambda: deleter.pending == 0)
     assert max(disk.sizes) <= 20, "a tenth of a second's worth"
     assert len(disk.deleted) == 60
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_the_rate_bounds_the_files_of_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filesystem that takes no time at all: the pauses are all that slows the work down."""
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def paused(pause_s: float) -> None:
+        pauses.append(pause_s)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", paused)
+    disk = Disk(lambda _file, _attempt: None)
+    deleter = disk.deleter(files_per_s=200.0, clock_s=lambda: 0.0)
+    task = asyncio.create_task(deleter.run())
+    deleter.add(f"f-{n}" for n in range(70))
+    assert await deleter.settled(timeout_s=20)
+    assert pauses == pytest.approx([0.1, 0.1, 0.1, 0.05]), "20 files in a tenth of a second"
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
