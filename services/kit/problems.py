@@ -166,22 +166,24 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Problem)
     async def on_problem(request: Request, problem: Problem) -> JSONResponse:
-        return refused(problem, request.url.path)
+        return refused(problem, request.scope["path"])
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         faults = faults_of(error.errors())
         first = faults[0] if faults else Fault(field="body", rule="is not valid")
         detail = f"{first.field}: {first.rule}"
-        return render(InvalidRequest(detail), request.url.path, faults)
+        return render(InvalidRequest(detail), request.scope["path"], faults)
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JSONResponse:
         if isinstance(error.__cause__, Problem):  # raised while the framework read the body
-            return refused(error.__cause__, request.url.path)
+            return refused(error.__cause__, request.scope["path"])
         if isinstance(error.__cause__, UnicodeDecodeError):  # the framework's 400 names nothing
             fault = Fault(field="body", rule="must be JSON in UTF-8")
-            return render(InvalidRequest("body: must be JSON in UTF-8"), request.url.path, [fault])
+            return render(
+                InvalidRequest("body: must be JSON in UTF-8"), request.scope["path"], [fault]
+            )
         phrase = HTTPStatus(error.status_code).phrase
         problem = Problem(
             str(error.detail),
@@ -190,11 +192,11 @@ def install(app: FastAPI) -> None:
             title=phrase,
             headers=error.headers,
         )
-        return render(problem, request.url.path)
+        return render(problem, request.scope["path"])
 
     @app.exception_handler(Exception)
     async def on_bug(request: Request, error: Exception) -> JSONResponse:
-        return crashed(error, request.url.path)
+        return crashed(error, request.scope["path"])
 
 
 def refused(problem: Problem, path: str) -> JSONResponse:

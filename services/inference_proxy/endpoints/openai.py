@@ -94,7 +94,7 @@ async def _forward(
     caller = caller_of(request.scope, request.receive)
     with as_problems():
         call = OpenAICall(
-            path=request.url.path,
+            path=request.scope["path"],
             body=body,
             session_id=session_of(session),
             headers=request.headers.items(),

@@ -31,7 +31,7 @@ async def train(
     policy_version: int | None,
 ) -> Response:
     """Raises Problem; an engine's refusal comes in the engine's own form."""
-    path = request.url.path
+    path = request.scope["path"]
     with as_problems():
         session_id = session_of(session)
         request_id = named(body, path)
@@ -71,7 +71,7 @@ async def _answered(
     plan, outcome, is_delivered = turn.plan, turn.outcome, False
     told = plan is not None and outcome is not None
     parts.metrics.openai_train_total.labels("kept" if told else "untold").inc()
-    is_stream, path = bool(asked.get("stream")), request.url.path
+    is_stream, path = bool(asked.get("stream")), request.scope["path"]
 
     def written() -> tuple[bytes, KeptTurn | None]:
         if is_stream:
