@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -112,6 +113,20 @@ async def test_the_rate_bounds_the_files_of_a_second(monkeypatch: pytest.MonkeyP
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_file_that_is_gone_already_is_deleted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_gone_between", [False, True])
+def test_a_file_that_is_gone_already_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gone_between: bool
+) -> None:
+    """By an earlier process, or by the sweep while this one looks."""
     root = PayloadRoot.create(tmp_path / "root", RunId("run"), fresh=True)
-    assert root.delete("v0/run/00/r-0123456789abcdef.sbp") == 0
+    file = "v0/run/00/r-0123456789abcdef.sbp"
+    assert root.delete(file) == 0, "not even its folder is there"
+    (root.path / file).parent.mkdir(parents=True)
+    (root.path / file).write_bytes(b"12345")
+    if is_gone_between:
+        (root.path / file).unlink()
+        seen = os.stat(tmp_path)
+        monkeypatch.setattr(os, "stat", lambda *_, **__: seen)
+    else:
+        assert root.delete(file) == 5
+    assert root.delete(file) == 0

@@ -9,13 +9,17 @@ from typing import Any
 import httpx
 import pytest
 
-from services.orchestrator import leasing
+from services.orchestrator import ending, leasing
+from services.orchestrator.errors import LedgerUnavailable
 from services.orchestrator.ledger import LeadershipLost, LedgerError, LedgerFailed
 from services.orchestrator.records import Change
+from services.orchestrator.sweep import VersionPlan, orphaned_versions
+from services.orchestrator.sweeping import sweep, sweep_rules
 from tests.services.orchestrator.plain_ledger import PlainLedger
 from tests.services.orchestrator.support import (
     Bench,
     assert_problem,
+    files_of,
     orchestrator,
     plain_turn,
 )
@@ -224,3 +228,45 @@ async def test_a_process_that_was_overtaken_says_who_leads(tmp_path: Path) -> No
         answer = await retried(bench, "/v1/leases", LEASE)
         assert answer.status_code == 200
         assert answer.json()["index"] == 1, "it stood by, and wiped nothing"
+
+
+async def test_the_sweep_deletes_nothing_that_an_unwritten_decision_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit fails: the lease is open again, and needs its file."""
+    ledger = FaultyLedger()
+    async with orchestrator(
+        tmp_path, ledger=ledger, with_proxy=False, initial_policy_version=0
+    ) as bench:
+        lease = await bench.lease("r0")
+        turn = await bench.write("r0.t0", [1, 2], [3])
+        renewed = await bench.http.post(
+            f"/v1/leases/{lease['lease_id']}/renew", json={"files": sorted(files_of(turn))}
+        )
+        assert renewed.status_code == 200, renewed.text
+        service, is_planned = bench.service, asyncio.Event()
+        assert service.files is not None
+        planned = service.files.planned
+
+        async def noted(*asked: Any) -> VersionPlan | None:
+            plan = await planned(*asked)
+            is_planned.set()
+            return plan
+
+        monkeypatch.setattr(service.files, "planned", noted)
+        ledger.gate.clear()
+        ledger.errors.append(LedgerFailed("as told"))
+        with service.decision() as change:
+            ended = service.book.run.ended("as told")
+            ending.set_run(service.book, change, ended, service.clock_s())
+        ending_run = asyncio.create_task(service.commit(change))
+        assert orphaned_versions([0], sweep_rules(service.book)) == [0]
+        sweeping = asyncio.create_task(sweep(service, dry_run=False))
+        await is_planned.wait()
+        ledger.gate.set()
+        for task in (ending_run, sweeping):
+            with pytest.raises(LedgerUnavailable):
+                await task
+        again = (await retried(bench, "/v1/leases", LEASE)).json()
+        assert (again["lease_id"], again["state"]) == (lease["lease_id"], "open")
+        assert bench.on_disk() == files_of(turn)
