@@ -37,10 +37,11 @@ class FaultyLedger(PlainLedger):
         super().__init__()
         self.errors: list[LedgerError] = []
         self.is_lost_after = False  # it fails after it has kept what it was given
-        self.gate = asyncio.Event()
+        self.gate, self.is_asked = asyncio.Event(), asyncio.Event()
         self.gate.set()
 
     async def commit(self, changes: Sequence[Change]) -> None:
+        self.is_asked.set()
         await self.gate.wait()
         if self.errors and any(changes):
             error = self.errors.pop(0)
@@ -100,7 +101,10 @@ async def test_what_waits_behind_a_failed_commit_fails_with_it(tmp_path: Path) -
         ledger.gate.clear()
         ledger.errors = [LedgerFailed("as told")]
         bodies = [{**LEASE, "rollout_id": f"r{n}", "group_id": f"r{n}"} for n in range(5)]
-        asked = [asyncio.create_task(bench.http.post("/v1/leases", json=b)) for b in bodies]
+        ledger.is_asked.clear()
+        asked = [asyncio.create_task(bench.http.post("/v1/leases", json=bodies[0]))]
+        await ledger.is_asked.wait()  # the first is on its way to the disk
+        asked += [asyncio.create_task(bench.http.post("/v1/leases", json=b)) for b in bodies[1:]]
         await bench.until(lambda: bench.service.journal.pending == 5, "all wait")
         ledger.gate.set()
         for answer in await asyncio.gather(*asked):
