@@ -10,7 +10,7 @@ import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -19,6 +19,7 @@ from tests.faults.seeds import Chance
 WAIT_S = 10.0
 CHUNK_BYTES = 1 << 14
 DELAY_S = 0.02
+RESET_S = 0.05
 Pair = tuple[asyncio.StreamWriter, asyncio.StreamWriter]
 
 
@@ -74,27 +75,37 @@ class FaultyLink:
         self._loop.close()
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        async with server:
-            self._started.set_result(server.sockets[0].getsockname()[1])
-            await self._stop.wait()
-        self._reset_all()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        stop = asyncio.create_task(self._stop.wait())
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setblocking(False)
+            self._started.set_result(listener.getsockname()[1])
+            while not stop.done():
+                accepted = self._start(self._accept(listener))
+                await asyncio.wait((stop, accepted), return_when=asyncio.FIRST_COMPLETED)
+                accepted.cancel()  # nothing, if it has one
+        while self._tasks:
+            self._reset_all()
+            await asyncio.wait(self._tasks, timeout=RESET_S)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
         self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _accept(self, listener: socket.socket) -> None:
+        """One connection, and a task that has it."""
+        connection, _ = await self._loop.sock_accept(listener)
+        self._start(self._handle(connection))
+
+    async def _handle(self, connection: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=connection)
         try:
-            if self.chance.strikes("refuse", self.rates.get("refuse", 0.0)):
-                reset(writer)
-                return
-            with contextlib.suppress(OSError):
-                await self._connect(reader, writer)
+            if not self.chance.strikes("refuse", self.rates.get("refuse", 0.0)):
+                with contextlib.suppress(OSError):
+                    await self._connect(reader, writer)
         finally:
-            self._tasks.discard(task)
+            reset(writer)
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         other_reader, other_writer = await asyncio.open_connection("127.0.0.1", self.target_port)
@@ -119,7 +130,8 @@ class FaultyLink:
             if self._strikes("reset"):
                 return
             if self._strikes("half_open") or self.is_split:
-                await asyncio.Event().wait()  # ended by the reset of the pair
+                await self._stop.wait()  # or until the other way ends by the reset of the pair
+                return
             if self._strikes("delay"):
                 await asyncio.sleep(DELAY_S)
             size = len(chunk)

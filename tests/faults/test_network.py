@@ -1,5 +1,8 @@
 """Ranks behind links with faults: each micro batch once, in order, and progress when faults end."""
 
+import contextlib
+import gc
+import socket
 import threading
 from functools import partial
 from pathlib import Path
@@ -105,3 +108,24 @@ def test_a_split_holds_everybody_up_and_heals(tmp_path: Path) -> None:
         healing.join()
         feed.until(lambda delivery: delivery.is_drained)
     assert [one + more for one, more in zip(first, rest, strict=True)] == expected
+
+
+@pytest.mark.parametrize("is_target_there", [True, False])
+def test_a_link_that_closes_leaves_no_connection_open(is_target_there: bool) -> None:
+    """Whatever it was accepting, or had yet to reach; an open one is a warning, and so an error."""
+    with socket.socket() as target:
+        target.bind(("127.0.0.1", 0))
+        if is_target_there:
+            target.listen()
+        for late in range(40):
+            with faulty_link(Chance(late), target.getsockname()[1], {}) as link:
+                clients = [socket.socket() for _ in range(1 + late % 5)]
+                for client in clients:
+                    client.settimeout(LONG_S)
+                    with contextlib.suppress(ConnectionResetError):
+                        client.connect(("127.0.0.1", link.port))
+            for client in clients:
+                with client, contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                    client.sendall(b"?")
+                    assert client.recv(1) == b""
+    gc.collect()
