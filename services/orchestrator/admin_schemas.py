@@ -223,6 +223,17 @@ class ReturnView(BaseModel):
         return cls.model_validate(record, from_attributes=True)
 
 
+class WentBackView(ReturnView):
+    """What the trainer gets again, and whether its new processes may be started."""
+
+    is_feed_told: bool = Field(
+        description="Whether the feed has confirmed it; false when it did not answer in time. It "
+        "is told as soon as it is there, and a repeat of the request tries again. A process that "
+        "joins before may be ended with those of before.",
+        examples=[True],
+    )
+
+
 class Returns(BaseModel):
     """Times that the trainer went back, the latest last."""
 

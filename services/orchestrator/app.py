@@ -31,6 +31,7 @@ from services.orchestrator.limits import FILE_THREADS
 from services.orchestrator.metrics import Metrics
 from services.orchestrator.proxy_client import ProxyClient
 from services.orchestrator.reading import reader_pool
+from services.orchestrator.returning import tell_feed_within
 from services.orchestrator.roots import prepare_root, run_root
 from services.orchestrator.service import Orchestrator
 from services.orchestrator.starting import begin_term
@@ -121,6 +122,8 @@ def _terms(settings: OrchestratorSettings, metrics: Metrics, world: World, crash
             service.feed = feed = await _feed(settings, stack, world.feed)
             service.proxy = proxy = await _proxy(settings, stack, world.proxy)
             service.let_out_resumption()
+            # Ranks may be started as soon as this is ready. Nothing renews the leadership yet.
+            await tell_feed_within(service, settings.ledger_lease_s / 3)
             jobs, gives_up = work(service, feed, proxy), partial(_give_up, service, crash)
             async with background(jobs, crash=gives_up, ends_by=(LedgerUnavailable, NotLeading)):
                 yield service

@@ -1,18 +1,20 @@
 """Takes the trainer back: looks at what is left of later steps, decides, tells the feed."""
 
+import asyncio
 from typing import Final
 
 import structlog
 
 from services.orchestrator import going_back
 from services.orchestrator.errors import RETRY_SOON, LedgerUnavailable
-from services.orchestrator.feed_client import FeedClient
+from services.orchestrator.feed_client import FeedCallFailed, FeedClient
 from services.orchestrator.history import ReturnRecord
 from services.orchestrator.ledger import LedgerError
 from services.orchestrator.remaining import remains_after
 from services.orchestrator.return_errors import NotDurable, StepsMoving
 from services.orchestrator.service import Orchestrator
 
+TELLING_S_MAX: Final = 3.0  # of a request: a feed that is away must not hold it up
 ATTEMPTS_MAX: Final = 5  # steps may be committed or closed while their files are looked at
 KEEPS_NOTHING: Final = "A ledger in memory keeps no samples of steps that were trained."
 log = structlog.get_logger(__name__)
@@ -71,9 +73,26 @@ def say(record: ReturnRecord) -> None:
 
 async def tell_feed(service: Orchestrator, feed: FeedClient) -> None:
     """See to it that the feed knows the last time. Raises FeedCallFailed."""
-    if service.book.lineage in {0, service.feed_lineage}:
-        return
-    await service.settled()
-    line, last = service.book.line, service.book.next_step - 1
-    await feed.go_back(line, last_step=last)
-    service.feed_lineage = line[-1][0]
+    async with service.feed_telling:
+        if service.book.lineage in {0, service.feed_lineage}:
+            return
+        await service.settled()
+        line, last = service.book.line, service.book.next_step - 1
+        await feed.go_back(line, last_step=last)
+        service.feed_lineage = line[-1][0]
+
+
+async def tell_feed_within(service: Orchestrator, wait_s: float) -> bool:
+    """Try it so long; whether the feed knows. It is told later in any case.
+
+    Raises LedgerUnavailable, NotLeading.
+    """
+    if service.feed is None:
+        return True
+    try:
+        async with asyncio.timeout(wait_s):
+            await tell_feed(service, service.feed)
+    except (FeedCallFailed, TimeoutError) as exc:
+        log.warning("feed_not_told", lineage=service.book.lineage, error=str(exc))
+        return False
+    return True

@@ -74,6 +74,7 @@ class Orchestrator:
         self.to_sweep = asyncio.Event()  # the run has ended
         self.feed_failure: Failure | None = None  # as the feed says
         self.feed_lineage = 0  # that the feed is known to know
+        self.feed_telling = asyncio.Lock()  # of the next, by whoever comes first
         self.ended_feed: str | None = None  # its process that was told that no more will come
         self.feed_turn = asyncio.Lock()  # held by who hands steps over
         self.pushes = 0  # of the policy version, so that an older answer to a poll is known

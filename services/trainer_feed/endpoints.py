@@ -134,8 +134,8 @@ async def acknowledgements(service: ServiceDep) -> Acknowledgements:
     responses=responses(LineageRefused),
 )
 async def go_back(body: GoBackBody, service: ServiceDep) -> WentBack:
-    """Later steps and commits are void; every process of the trainer gets ABORT, new ones go on
-    after the step. Idempotent by lineage. Called by the orchestrator.
+    """Later steps and commits are void; every process that got a part of any step gets ABORT, new
+    ones go on after the step. Idempotent by lineage. Called by the orchestrator.
     """
     with as_problems():
         return service.go_back(body.to_domain())

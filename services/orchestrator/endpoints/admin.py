@@ -19,6 +19,7 @@ from services.orchestrator.admin_schemas import (
     RunView,
     Sweep,
     SweptVersion,
+    WentBackView,
 )
 from services.orchestrator.endpoints.parts import EVERYWHERE, Service, shown
 from services.orchestrator.errors import CausePersists, NoPayloadRoot, RunEnded, RunStopped
@@ -110,14 +111,17 @@ async def get_returns(service: Service) -> Returns:
         StepsMoving,
     ),
 )
-async def go_back(body: GoBackBody, service: Service) -> ReturnView:
+async def go_back(body: GoBackBody, service: Service) -> WentBackView:
     """Steps after it are handed over again, in order, with the same bytes, as far as their files
     are still there (`applied_steps_kept`); what is gone is dropped and listed. Commits after it are
-    void, and the feed ends the processes of before. Leases are given again when the engines have an
+    void, and the feed ends the processes of before: it is told before the answer, where it can be
+    reached (`is_feed_told`). Leases are given again when the engines have an
     older policy version than before: push the checkpoint's weights first.
     """
     record = await returning.go_back(service, step=body.step, lineage=body.lineage)
-    return await shown(service, ReturnView.of(record))
+    is_told = await returning.tell_feed_within(service, returning.TELLING_S_MAX)
+    view = ReturnView.of(record).model_dump()
+    return await shown(service, WentBackView(**view, is_feed_told=is_told))
 
 
 @router.post("/v1/admin/pause", summary="Give no new leases", responses=responses(*EVERYWHERE))

@@ -10,7 +10,7 @@ from sideband.feed.facts import FIRST, FeedPlan, Hello, Place, RankState
 from sideband.feed.limits import CREDIT_MAX
 from sideband.model import ModelShape
 
-RETRY_AFTER_S: Final = 0.5  # how soon a rank asks again for a place that another process holds
+RETRY_AFTER_S: Final = 0.5  # how soon a rank asks again for what only others can change
 
 
 def check_identity(hello: Hello, plan: FeedPlan, model: ModelShape | None) -> None:
@@ -79,7 +79,8 @@ def resume_place(start: Place, hello: Hello, *, first_available: int | None) -> 
     place = max(start, hello.resume or FIRST)
     if place != FIRST and first_available is not None and place[0] < first_available:
         reason = f"wants step {place[0]}, the feed holds steps from {first_available}"
-        raise RankRefused("step_forgotten", reason)
+        is_new = hello.lineage is None  # its trainer may have gone back, and the feed not know yet
+        raise RankRefused("step_forgotten", reason, retry_after_s=RETRY_AFTER_S if is_new else None)
     return place
 
 
@@ -105,6 +106,7 @@ def admitted(
         dp_rank=hello.dp_rank,
         cp_rank=hello.cp_rank,
         instance=hello.instance,
+        lineage=hello.lineage,
         generation=generation,
         connection=connection,
         credit=hello.credit,

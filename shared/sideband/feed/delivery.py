@@ -195,33 +195,33 @@ class Delivery:
     def go_back(self, to: GoneBack) -> tuple[int, ...]:
         """The trainer went back: its processes abort, new ones get ``to.step`` + 1 as the next.
 
-        The steps that were dropped. What is known changes nothing; a feed that was started anew
-        asks those that came back to it again. Raises LineageConflict.
+        The steps that were dropped. What is known changes nothing. Whoever got nothing yet may be
+        a new one, and is asked again; a feed that was started anew asks all that came back to it.
+        Raises LineageConflict.
         """
         is_new = self.held.first_step is None
         if not self.lineage.begin(to, is_new_feed=is_new):
             return ()
         dropped = self.held.go_back(to.step)
-        if is_new:
-            self._ask_again()
+        here = [rank for rank in self.ranks.values() if rank.generation == self.generation]
+        if is_new:  # what was only claimed in a hello is forgotten; commits of this lineage stay
+            self._commits.keep(lambda *said: self.lineage.refusal(*said) is None)
+            self._ask_again(here)
+            self._end_barrier()
         else:
             self._commits.restart(to.step)
             self.failure = None
+            self._ask_again([rank for rank in here if rank.has_nothing])
             self._end_generation(Abort(to.step + 1, f"the trainer went back to step {to.step}"))
         return dropped
 
-    def _ask_again(self) -> None:
-        """Whoever joined before this feed was told of the lineage says hello again, to be judged.
-
-        What was only claimed in a hello is forgotten with it; commits of this lineage stay.
-        """
-        self._commits.keep(lambda *said: self.lineage.refusal(*said) is None)
-        for rank in [r for r in self.ranks.values() if r.generation == self.generation]:
+    def _ask_again(self, ranks: list[RankState]) -> None:
+        """They joined before this feed was told of the lineage: each says hello again."""
+        for rank in ranks:
             if rank.connection is not None:
                 self.leave(rank.connection)
             del self.ranks[rank.global_rank]
         self._stirred.clear()
-        self._end_barrier()
         self.stir_all()
 
     def _end_generation(self, abort: Abort) -> None:

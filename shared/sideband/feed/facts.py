@@ -90,6 +90,7 @@ class RankState:
     dp_rank: int
     cp_rank: int
     instance: str
+    lineage: int | None  # as its hello said
     generation: int
     connection: bytes | None  # None: absent, may come back
     credit: int
@@ -102,6 +103,11 @@ class RankState:
     abort: "Abort | None" = None
     is_abort_told: bool = False
     is_end_told: bool = False
+
+    @property
+    def has_nothing(self) -> bool:
+        """Its process got no micro batch yet: it is what its trainer restored."""
+        return self.lineage is None and self.seq_sent == 0
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):

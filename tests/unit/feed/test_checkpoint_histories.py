@@ -283,8 +283,11 @@ class History:
             assert error.expected < (self.delivery.held.first_available or 0, 0)
             return
         assert isinstance(error, StepFailed | RankRefused)
+        if isinstance(error, StepFailed) and error.reason.startswith("expected step"):
+            return  # another one raised StepMissing: that fails the step for all
         if isinstance(error, StepFailed) or error.code == "step_forgotten":
-            return  # of before, or its trainer would have to go back
+            assert process.session.lineage is not None, "who got nothing asks again"
+            return
         assert error.code in {"went_back", "other_lineage"}, str(error)
         is_other = process.session.lineage not in {None, lineage}
         assert is_other or self.run.took_back(process.weights, until=lineage), str(error)

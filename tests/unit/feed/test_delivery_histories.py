@@ -277,6 +277,9 @@ class DeliveryHistory(RuleBasedStateMachine):
         self.next_step = step + 1
         for one in self.processes.values():  # what the trainer that comes has
             one.committed = None if one.committed is None else min(one.committed, step)
+            if one.lineage is None and not one.is_aborted:  # it got nothing: it may be a new one
+                assert not one.connection or not self.delivery.rank_of(one.connection, now_s=0.0)
+                one.connection, one.has_joined = None, False
         self.end_generation()
 
     @invariant()

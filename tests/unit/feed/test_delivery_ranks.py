@@ -30,7 +30,9 @@ def test_a_hello_that_does_not_fit_has_its_code(hello: Hello, code: str) -> None
     delivery.held.accept(replace(facts_of(5), model=WIDE_MODEL))
     with pytest.raises(RankRefused) as caught:
         delivery.hello(b"c", hello, now_s=0)
-    assert (caught.value.code, caught.value.retry_after_s) == (code, None)
+    is_told_later = code == "step_forgotten"  # the trainer may have gone back
+    assert caught.value.code == code
+    assert (caught.value.retry_after_s is not None) == is_told_later
     assert delivery.ranks == {}
 
 

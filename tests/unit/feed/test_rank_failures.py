@@ -101,7 +101,6 @@ def test_a_file_that_appears_late_is_read_on_a_later_attempt(tmp_path: Path) -> 
         ({"run_id": RunId("other")}, "other_run"),
         ({"global_rank": 7}, "unknown_rank"),
         ({"model": NARROW_MODEL}, "other_model"),
-        ({"committed_step": 0}, "step_forgotten"),
         ({"credit": 300}, "malformed"),
     ],
 )
