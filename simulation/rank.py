@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sideband import ModelShape, RankFeed, RankKeys, RankMicroBatch
+from sideband import ModelShape, RankFeed, RankKeys, RankMicroBatch, ResumePoint
 from simulation.memory import peak_bytes, resident_bytes
 
 DUMP_SUFFIX: Final = ".dump"
@@ -51,6 +51,7 @@ def run_rank(settings: RankSettings) -> None:
         run_id=settings.run_id,
         model=settings.model,
         committed_step=checkpoint(settings) if settings.keeps_state else None,
+        resume=_kept(settings) if settings.keeps_state else None,
         step_timeout_s=settings.step_timeout_s,
         keys=settings.keys,
     ) as feed:
@@ -59,7 +60,7 @@ def run_rank(settings: RankSettings) -> None:
                 dump(batch, settings)
             Event().wait(settings.compute_s)
             if settings.keeps_state:
-                _save_checkpoint(settings, step.step)
+                _save_checkpoint(settings, step.resume_point)
             step.commit()
     grown_bytes = max(0, peak_bytes(os.getpid()) - idle_bytes)
     _done_path(settings).write_text(json.dumps({"grown_bytes": grown_bytes}))
@@ -69,16 +70,24 @@ def _done_path(settings: RankSettings) -> Path:
     return settings.out / f"rank{settings.global_rank}{DONE_SUFFIX}"
 
 
-def _checkpoint_path(settings: RankSettings) -> Path:
-    return settings.out / f"rank{settings.global_rank}.step"
+def _checkpoint_path(settings: RankSettings, step: int | None = None) -> Path:
+    """Of ``step``, as its trainer keeps it; without, of the one that the rank restarts from."""
+    name = f"rank{settings.global_rank}" + ("" if step is None else f"-s{step:05d}")
+    return settings.out / f"{name}.checkpoint"
+
+
+def _kept(settings: RankSettings) -> dict[str, Any] | None:
+    try:
+        kept: dict[str, Any] = json.loads(_checkpoint_path(settings).read_text())
+    except FileNotFoundError:
+        return None
+    return kept
 
 
 def checkpoint(settings: RankSettings) -> int:
     """The step whose optimizer step this rank holds."""
-    try:
-        return int(_checkpoint_path(settings).read_text())
-    except FileNotFoundError:
-        return 0
+    kept = _kept(settings)
+    return 0 if kept is None else int(kept["step"])
 
 
 def go_back(settings: RankSettings, step: int, aside: Path) -> None:
@@ -94,7 +103,10 @@ def go_back(settings: RankSettings, step: int, aside: Path) -> None:
             path.replace(aside / path.name)
         elif its_step > committed:
             path.unlink()
-    _save_checkpoint(settings, step)
+    if step == 0:
+        _checkpoint_path(settings).unlink(missing_ok=True)
+    else:
+        _replace(_checkpoint_path(settings), _checkpoint_path(settings, step).read_text())
 
 
 def has_dumps(settings: RankSettings, after: int) -> bool:
@@ -103,11 +115,17 @@ def has_dumps(settings: RankSettings, after: int) -> bool:
     return any(int(path.name[1:6]) > after for path in names)
 
 
-def _save_checkpoint(settings: RankSettings, step: int) -> None:
-    """As a trainer does after its optimizer step and before it commits: whole or not at all."""
-    aside = _checkpoint_path(settings).with_suffix(".aside")
-    aside.write_text(str(step))
-    aside.replace(_checkpoint_path(settings))
+def _save_checkpoint(settings: RankSettings, point: ResumePoint) -> None:
+    """As a trainer does after its optimizer step and before it commits; each one is kept."""
+    for step in (point["step"], None):
+        _replace(_checkpoint_path(settings, step), json.dumps(point))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    aside = path.with_suffix(".aside")
+    aside.write_text(text)
+    aside.replace(path)
 
 
 def _forget_earlier(settings: RankSettings) -> None:

@@ -27,7 +27,7 @@ from examples.train_tiny_moe.parallel import (
     sum_gradients,
     sum_over_ranks,
 )
-from examples.train_tiny_moe.weights import load_model, save_weights
+from examples.train_tiny_moe.weights import load_model, resume_point_of, save_weights
 from sideband import StepCommitter
 from sideband.torch.dataset import RankFeedDataset
 from sideband.torch.tensors import TensorMicroBatch
@@ -154,6 +154,7 @@ def micro_batches(
         cp_rank=grid.cp_rank,
         payload_root=settings.payload_root,
         model=learner.model.config.shape,
+        resume=resume_point_of(Path(settings.model_folder)),
         threads=4,
         step_timeout_s=settings.step_timeout_s,
     )
@@ -189,7 +190,8 @@ def finish_step(
     for learner in learners.values():
         learner.step()
     if is_first:
-        save_weights(learners["float32"].model, weights_path(out, step))
+        point = taken[0].resume_point
+        save_weights(learners["float32"].model, weights_path(out, step), point=point)
         report = StepReport(
             step=step,
             micro_batches=len(taken),

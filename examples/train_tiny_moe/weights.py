@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from examples.train_tiny_moe.config import TinyMoeConfig
 from examples.train_tiny_moe.model import TinyMoe
+from sideband import ResumePoint
 
 CONFIG_NAME: Final = "config.json"
 WEIGHTS_NAME: Final = "model.safetensors"
+POINT_KEY: Final = "sideband"
 INIT_STD: Final = 0.2  # large for a model this small, so that routers and kept sets are not flat
 
 
@@ -51,8 +54,21 @@ def make_model_folder(folder: Path, config_path: Path, *, seed: int) -> None:
     save_weights(model.to(torch.bfloat16), folder / WEIGHTS_NAME)
 
 
-def save_weights(model: TinyMoe, path: Path) -> None:
-    """Every parameter under its checkpoint name, whole or not at all."""
+def save_weights(model: TinyMoe, path: Path, *, point: ResumePoint | None = None) -> None:
+    """Every parameter under its checkpoint name, whole or not at all; ``point`` says of which step
+    they are, for the feed."""
     staging = path.with_suffix(".staging")
-    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, staging)
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    save_file(tensors, staging, metadata=None if point is None else {POINT_KEY: json.dumps(point)})
     staging.replace(path)
+
+
+def resume_point_of(folder: Path) -> dict[str, object] | None:
+    """What was kept with the weights of a folder: None where no trainer of a run saved them."""
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            kept = (file.metadata() or {}).get(POINT_KEY)
+        if kept is not None:
+            point: dict[str, object] = json.loads(kept)
+            return point
+    return None

@@ -8,6 +8,7 @@ from sideband.feed.committer import StepCommitter
 from sideband.feed.keys import RankKeys
 from sideband.feed.micro_batch import RankMicroBatch
 from sideband.feed.rank import RankFeed, RankStep
+from sideband.feed.resume import ResumePoint
 from sideband.masks.rows import MaskRows, ScoreRows
 from sideband.model import ModelShape
 from sideband.payload import (
@@ -55,6 +56,7 @@ __all__ = [
     "RankKeys",
     "RankMicroBatch",
     "RankStep",
+    "ResumePoint",
     "RoutingRows",
     "ScoreRows",
     "SidebandError",

@@ -10,7 +10,13 @@ pytest.importorskip("safetensors", reason="safetensors is not installed")
 from examples.train_tiny_moe.engine import Sampling, StandInEngine, rows_after
 from examples.train_tiny_moe.model import TinyMoe
 from examples.train_tiny_moe.rows import CachedKeys, Replay, TokenRows
-from examples.train_tiny_moe.weights import WrongWeights, load_model, save_weights
+from examples.train_tiny_moe.weights import (
+    WrongWeights,
+    load_model,
+    resume_point_of,
+    save_weights,
+)
+from sideband import ResumePoint
 from tests.examples.support import CONFIG, CONFIG_PATH, Played
 
 pytestmark = pytest.mark.torch
@@ -107,6 +113,11 @@ def test_weights_come_back_bitwise_and_foreign_ones_are_refused(
     again = load_model(tmp_path)
     for name, tensor in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor)
+    assert resume_point_of(tmp_path) is None
+    point = ResumePoint(run_id="run", lineage=1, step=7)
+    save_weights(model, tmp_path / "model.safetensors", point=point)
+    assert resume_point_of(tmp_path) == point
+    assert torch.equal(load_model(tmp_path).state_dict()[name], tensor)
     smaller = TinyMoe(CONFIG)
     del smaller.model.layers[3]
     save_weights(smaller, tmp_path / "model.safetensors")

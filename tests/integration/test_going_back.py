@@ -92,6 +92,7 @@ async def test_a_trainer_that_goes_back_consumes_the_same_steps_again_bitwise(
             await roll_out(way, name, recorded(f"{name}.request"))
         with trainer(way) as before:
             first = await all_consume(before, STEPS)
+            stale = {"run_id": before[0].run_id, "lineage": 0, "step": STEPS}
             await report(way, STEPS)
             await until(way, "/v1/steps/1", state="closed")
             await until(way, "/v1/policy-version", policy_version=STEPS)
@@ -109,6 +110,10 @@ async def test_a_trainer_that_goes_back_consumes_the_same_steps_again_bitwise(
         with trainer(way, committed_step=1) as after:
             second = await all_consume(after, STEPS - 1)
         await until(way, "/v1/steps/4", state="acknowledged")
+        with trainer(way, resume=stale) as of_before:  # its number was reached again
+            for rank in of_before:
+                with pytest.raises(RankRefused, match="went_back: holds step 4 of lineage 0"):
+                    await asyncio.to_thread(rank.next_micro_batch)
         refused = await way.orchestrator.post(
             "/v1/leases", json={"rollout_id": "n", "group_id": "n", "group_size": 1}
         )
