@@ -100,6 +100,7 @@ def test_a_flipped_bit_or_a_broken_disk_fails_the_step_and_is_never_trained_on(
         [(step, index, digest) for (step, index), digest in sorted(into.items())]
         for into in committed
     ] == expected
+    assert chance.injected
 
 
 def train_until_failure(rank: RankFeed, into: dict[tuple[int, int], str]) -> FeedError | None:
@@ -142,6 +143,7 @@ def test_a_write_is_whole_or_refused_and_leaves_nothing(
                 written[serial] = report
         assert not disk.names, "descriptors were left open"
     assert refused
+    assert chance.injected
     assert len(written) + refused == 30
     files = {path.name for path in root.path.rglob("*") if path.is_file()}
     answered = {report.segments[0][0].file.rsplit("/", 1)[1] for report in written.values()}

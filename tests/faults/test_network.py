@@ -66,6 +66,7 @@ def test_a_bad_network_loses_and_repeats_nothing(chance: Chance, tmp_path: Path)
         calm.join()
         in_parallel([rank.close for rank in ranks])
     assert seen == expected
+    assert chance.injected
 
 
 def take(rank: RankFeed, steps: int) -> Seen:
