@@ -221,3 +221,16 @@ def test_a_step_is_forgotten_when_every_global_rank_has_committed_it() -> None:
     delivery.commit(1, 7)
     assert delivery.forget() == (7,)
     assert delivery.committed_step == 7
+
+
+def test_a_commit_that_comes_late_takes_none_back() -> None:
+    """COMMIT is repeated until it is answered: an earlier one may come after a later one."""
+    delivery = Delivery(PLAN)
+    for step in (7, 8):
+        delivery.held.accept(facts_of(step))
+    joined(delivery)
+    for step in (8, 7):
+        delivery.commit(0, step)
+    assert delivery.committed == {0: 8}
+    delivery.commit(1, 8)
+    assert delivery.forget() == (7, 8)
