@@ -54,7 +54,7 @@ def _details(report: Report, plots: str) -> Iterator[str]:
     for row in report.rows:
         yield f"## {row.title}"
         yield ""
-        yield f"`{row.name}`: {row.setting}."
+        yield f"`{row.name}`: {row.setting.removesuffix('.')}."
         yield ""
         yield from _table(row)
         yield from (f"- {note}" for note in row.notes)

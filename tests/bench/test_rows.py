@@ -86,6 +86,12 @@ def test_writing_again_keeps_the_findings_below_the_mark(tmp_path: Path) -> None
     assert "## Second" in text
 
 
+def test_a_setting_ends_with_one_full_stop() -> None:
+    for setting in ("Two sides", "Two sides."):
+        row = RowResult(name="a", title="First", setting=setting)
+        assert "`a`: Two sides.\n" in page.render(report_of(row), plots="performance")
+
+
 def test_equal_numbers_draw_equal_files(tmp_path: Path) -> None:
     curve = Curve(
         name="c", title="t", x_label="x", y_label="y", series=[Series(name="s", points=[(1, 2)])]
