@@ -12,8 +12,10 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from services.inference_proxy.identity import ProcessName
 from services.inference_proxy.limits import COMPLETION_TOKENS_MAX, TOKEN_ID_MAX
 from sideband.engines.forms import RoutingValue, routing_size_bytes
+from sideband.engines.vllm.processes import ENGINE_PROCESS
 from sideband.errors import InvalidInput, PayloadError
 from sideband.fields import FIELDS
 from sideband.ids import RequestId, RunId
@@ -70,6 +72,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     model: ModelShape | None
     layer_ids: tuple[int, ...] | None  # of inline routing; None means all decoder layers
     is_by_handle: bool
+    process: str | None = None  # the engine's that gave it
 
     @property
     def files(self) -> set[str]:
@@ -103,13 +106,25 @@ def read_answer(body: object, expected: Expected) -> Answer:
         raise MalformedAnswer("choices", "each needs its own index, and segments a choice")
     for choice in choices:
         check_segments(choice.segments, len(choice.token_ids), expected)
+    process = read_process(body)
+    if process is not None:  # between engine and proxy: the client does not get it
+        body = {name: value for name, value in body.items() if name != ENGINE_PROCESS}
     return Answer(
         body=body,
+        process=process,
         choices=choices,
         model=read_model(body.get("payload_model")),
         layer_ids=read_layer_ids(body.get("routed_layer_ids")),
         is_by_handle=body.get("payload_segments") is not None,
     )
+
+
+def read_process(body: Mapping[str, Any]) -> str | None:
+    """``engine_process`` of an answer or an event. Raises MalformedAnswer."""
+    try:
+        return msgspec.convert(body.get(ENGINE_PROCESS), ProcessName | None)
+    except msgspec.ValidationError as exc:
+        raise MalformedAnswer(ENGINE_PROCESS, str(exc)) from exc
 
 
 def read_segments(value: object) -> dict[int, Segments]:

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
 from services.inference_proxy.admission import Gate
+from services.inference_proxy.asking import Asking
 from services.inference_proxy.attempts import Attempts
 from services.inference_proxy.budget import ByteBudget
 from services.inference_proxy.building import build_book, version_settled
@@ -154,7 +155,8 @@ def build_parts(
     )
     _show(metrics, book, sessions)
     upstream, engine_token = Upstream(wire), _secret(settings.engine_token)
-    calls = EngineCalls(upstream, book, token=engine_token, metrics=metrics)
+    asking = Asking(upstream, token=engine_token)
+    calls = EngineCalls(upstream, asking, book, token=engine_token, metrics=metrics)
     janitor = Janitor(root, grace_s=settings.delete_grace_s, metrics=metrics, executor=executor)
     retries = RetryLimits(attempts_max=settings.attempts_max, wait_s_max=settings.retry_wait_s_max)
     spill = None if model is None else _spill(settings, root, model, writers, metrics)
@@ -172,17 +174,8 @@ def build_parts(
         root=root,
         gate=gate,
         janitor=janitor,
-        probes=Probes(
-            upstream,
-            book,
-            root,
-            interval_s=settings.probe_interval_s,
-            timeout_s=settings.probe_timeout_s,
-            token=engine_token,
-            metrics=metrics,
-            executor=executor,
-            settled=pusher.settled,
-        ),
+        asking=asking,
+        probes=_probes(settings, upstream, asking, book, root, metrics, executor, settled),
         pusher=pusher,
         keeper=keeper,
         kept=own_turns if member is None else member.turns(own_turns),
@@ -200,6 +193,30 @@ def _weights(
 ) -> WeightUpdates:
     token, timeout_s = _secret(settings.engine_token), settings.weights_timeout_s
     return WeightUpdates(upstream, book, siblings, token=token, timeout_s=timeout_s)
+
+
+def _probes(
+    settings: ProxySettings,
+    upstream: Upstream,
+    asking: Asking,
+    book: EngineBook,
+    root: RootHandle,
+    metrics: Metrics,
+    executor: ThreadPoolExecutor,
+    settled: asyncio.Event,
+) -> Probes:
+    return Probes(
+        upstream,
+        asking,
+        book,
+        root,
+        interval_s=settings.probe_interval_s,
+        timeout_s=settings.probe_timeout_s,
+        token=_secret(settings.engine_token),
+        metrics=metrics,
+        executor=executor,
+        settled=settled,
+    )
 
 
 def _pusher(

@@ -44,6 +44,7 @@ class Opened:
     reply: Reply
     stack: AsyncExitStack
     engine: Engine
+    known: Weights  # what was known of it when it was asked
     leg: Leg
     request_id: RequestId  # of the request whose answer this is
     request_ids: tuple[RequestId, ...]  # all that may have written a file
@@ -93,13 +94,14 @@ class Attempts:
                 prefill = await self._one(plan, ids, "prefill", avoid, leg="prefill")
                 role, leg = "decode", "decode"
             engine = self._choose(plan, role, avoid)
-            body = self._body(plan, engine, ids, leg, prefill)
+            body, known = self._body(plan, engine, ids, leg, prefill), engine.weights
             stack = AsyncExitStack()
             reply = await stack.enter_async_context(self._events(plan, engine, leg, body))
             return Opened(
                 reply=reply,
                 stack=stack,
                 engine=engine,
+                known=known,
                 leg=leg,
                 request_id=ids.of(leg),
                 request_ids=_every_id(ids),
@@ -181,9 +183,20 @@ class Attempts:
             lambda: read_whole(engine.dialect, content, expected), size_bytes=len(content)
         )
         if plan.is_train:
-            choices, version = answer.body["choices"], plan.policy_version
-            await self._calls.check_weights(engine, choices, policy_version=version, known=known)
+            await self._calls.check_weights(
+                engine,
+                answer.body["choices"],
+                policy_version=plan.policy_version,
+                known=known,
+                process=answer.process,
+            )
         return answer
+
+    async def confirm(self, plan: Plan, opened: "Opened") -> None:
+        """Make sure of a stream that did not show its weights. Raises UpstreamError."""
+        await self._calls.confirm(
+            opened.engine, policy_version=plan.policy_version, known=opened.known
+        )
 
     @property
     def _alone(self) -> Role:

@@ -8,17 +8,17 @@ from typing import Any, Final
 
 import structlog
 
+from services.inference_proxy.asking import Asking
 from services.inference_proxy.engine import Engine, Role
 from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.headers import to_engine
-from services.inference_proxy.identity import Misfit, Weights, read_identity
+from services.inference_proxy.identity import Misfit, Weights
 from services.inference_proxy.metrics import Metrics
 from services.inference_proxy.sampled import check_weights
 from services.inference_proxy.selection import choose
 from services.inference_proxy.upstream import (
     EngineBehind,
     EngineBroke,
-    EngineRefused,
     Reply,
     Upstream,
     UpstreamError,
@@ -44,10 +44,16 @@ class EngineCalls:
     """Picks engines and calls them. ``token`` is the engines' own credential."""
 
     def __init__(
-        self, upstream: Upstream, book: EngineBook, *, token: str | None, metrics: Metrics
+        self,
+        upstream: Upstream,
+        asking: Asking,
+        book: EngineBook,
+        *,
+        token: str | None,
+        metrics: Metrics,
     ) -> None:
-        self._upstream, self._book, self._token = upstream, book, token
-        self._metrics = metrics
+        self._upstream, self._asking, self._book = upstream, asking, book
+        self._token, self._metrics = token, metrics
         self._bare_headers = to_engine((), token=token)
 
     def choose(self, role: Role, *, session: SessionId | None, avoid: AbstractSet[str]) -> Engine:
@@ -100,51 +106,57 @@ class EngineCalls:
         self._metrics.attempt_duration_seconds.observe(leg, seconds=seconds)
 
     async def check_weights(
-        self, engine: Engine, choices: object, *, policy_version: int, known: Weights
+        self,
+        engine: Engine,
+        choices: object,
+        *,
+        policy_version: int,
+        known: Weights,
+        process: str | None = None,
     ) -> None:
         """Refuse a whole answer that weights older than its request's sampled.
 
-        Where it names none, an engine that can name them is asked what it runs now: one that was
-        started anew before it answered says it. ``known`` is what was known of its weights when
-        the request went out. Raises EngineBehind, and UpstreamError when it does not say.
+        One that does not show them is confirmed. ``known`` is what was known of them when the
+        request went out, ``process`` the one that the answer names. Raises EngineBehind, and
+        UpstreamError when the engine does not say.
         """
         at_least = self._book.least(policy_version)
         try:
-            is_named = check_weights(engine, choices, at_least=at_least)
-            if not is_named and engine.names_weights and engine.identity is not None:
-                await self._confirm(engine, at_least=at_least)
+            if not check_weights(engine, choices, at_least=at_least, known=known, process=process):
+                await self.confirm(engine, policy_version=policy_version, known=known)
         except UpstreamError as exc:
             self.failed(engine, exc, known=known)
             raise
 
-    async def _confirm(self, engine: Engine, *, at_least: int) -> None:
-        """Ask it what it runs. Raises EngineBehind for older weights, UpstreamError."""
-        path = engine.dialect.identity_path
-        assert path is not None, "its identity is known"
-        found = engine.at_start
-        try:
-            async with self._upstream.open(
-                engine.name,
-                f"{engine.url}{path}",
-                method="GET",
-                headers=dict(self._bare_headers),
-                timeout_s=CONFIRM_S,
-            ) as reply:
-                told = read_identity(await reply.whole())
-        except EngineRefused:  # it had the route: another server has come in its place
-            told = None
-        if isinstance(told, Misfit):
-            raise EngineBroke(engine.name, str(told))
-        if told is not None and told.policy_version is not None:
-            found = told.policy_version
+    async def confirm(self, engine: Engine, *, policy_version: int, known: Weights) -> None:
+        """Make sure of an answer that does not show its weights: ask the engine what it is now.
+
+        One that was started anew before it answered says it: it is another process, or names no
+        weights any more. Raises EngineBehind for older weights, UpstreamError.
+        """
+        at_least = self._book.least(policy_version)
+        can_tell = engine.identity is not None and engine.names_weights
+        if engine.at_start >= at_least or not (can_tell or known.process is not None):
+            return
+        said = await self._asking.ask(engine, timeout_s=CONFIRM_S)
+        identity = said.identity
+        if isinstance(identity, Misfit):
+            raise EngineBroke(engine.name, str(identity))
+        found, process = engine.at_start, None
+        if known.are_of_another(said.process):
+            process = said.process
+        elif identity is not None and identity.policy_version is not None:
+            found = identity.policy_version
+        elif known.process is not None:
+            return  # the process that was known to have them
         if found < at_least:
-            raise EngineBehind(engine.name, found=found, expected=at_least)
+            raise EngineBehind(engine.name, found=found, expected=at_least, process=process)
 
     def failed(self, engine: Engine, error: UpstreamError, *, known: Weights) -> None:
         """Count a failure against an engine's health, if it is the engine's."""
         log.warning("upstream_failed", engine=engine.name, error=error.reason)
         if isinstance(error, EngineBehind):
-            self._book.behind(engine, error.found, known=known)
+            self._book.behind(engine, error.found, known=known, process=error.process)
         if error.blames_engine and self._book.failed(
             engine, error.reason, now_s=time.monotonic(), is_dead=error.is_dead
         ):

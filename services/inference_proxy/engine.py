@@ -52,6 +52,11 @@ class Engine:
         return self.doubts > self.doubts_answered
 
     @property
+    def is_mute(self) -> bool:
+        """Whether nothing that it says tells it from one that was started anew."""
+        return self.weights.process is None and not (self.names_weights or self.weights.is_named)
+
+    @property
     def is_older_than_told(self) -> bool:
         """Whether it was found to run older weights than the leader of several workers said."""
         return self.policy_version < self.weights_told.policy_version

@@ -6,35 +6,22 @@ reported, so that the applied version never goes back by itself. What an engine 
 judged in ``identity``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
+from services.inference_proxy.book_errors import UnknownEngine, VersionBackwards
 from services.inference_proxy.engine import Engine, Role
 from services.inference_proxy.identity import (
     EngineIdentity,
     Expected,
     Misfit,
+    Said,
     Weights,
     misfit_of,
     weights_of,
 )
 from sideband.model import ModelShape
-
-
-class UnknownEngine(Exception):
-    """No engine of that name is configured."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        super().__init__(f"no engine is called {name!r}")
-
-
-class VersionBackwards(Exception):
-    """A report would take an engine back to an older version without saying so."""
-
-    def __init__(self, name: str, *, reported: int, known: int) -> None:
-        self.name, self.reported, self.known = name, reported, known
-        super().__init__(f"engine {name} has v{known}: v{reported} is older (use force)")
 
 
 class EngineBook:
@@ -107,13 +94,13 @@ class EngineBook:
     def told(
         self,
         engine: Engine,
-        told: EngineIdentity | Misfit | None,
+        said: Said,
         *,
         run_id: str | None,
         known: Weights,
         doubts: int,
     ) -> bool:
-        """What an engine said of itself; None: it has no such route. True when its fitness changed.
+        """What an engine said of itself. True when its fitness changed.
 
         ``run_id`` is the run of the proxy's payload root, if it is known. ``known`` and ``doubts``
         are of the engine when it was asked: what was said of its weights since is newer, which is
@@ -121,20 +108,26 @@ class EngineBook:
         """
         before = engine.misfit
         engine.asked_run, engine.doubts_answered = run_id, doubts
-        if isinstance(told, EngineIdentity):
-            engine.misfit = misfit_of(told, self._expected(engine, run_id))
-            engine.names_weights |= told.policy_version is not None
+        if isinstance(said.identity, Misfit):
+            engine.misfit = said.identity
+        else:
             if engine.weights is known:
-                is_named = known.is_named or engine.names_weights
-                known = replace(known, is_named=is_named)
-                engine.weights = weights_of(told, known, at_start=self._at_start)
+                self._hear(engine, said, said.identity)
             else:
                 engine.doubts += 1
-            engine.identity = told
-        else:
-            engine.identity, engine.misfit = None, told
+            engine.identity, engine.misfit = said.identity, None
+            if said.identity is not None:
+                engine.misfit = misfit_of(said.identity, self._expected(engine, run_id))
         self._advance()
         return engine.misfit != before
+
+    def _hear(self, engine: Engine, said: Said, identity: EngineIdentity | None) -> None:
+        """What follows for its weights."""
+        known, had_route = engine.weights, engine.identity is not None
+        if identity is not None:
+            engine.names_weights |= identity.policy_version is not None
+            known = replace(known, is_named=known.is_named or engine.names_weights)
+        engine.weights = weights_of(said, known, at_start=self._at_start, had_route=had_route)
 
     def _expected(self, engine: Engine, run_id: str | None) -> Expected:
         model, model_of = self._model, "model_config_path says"
@@ -161,7 +154,10 @@ class EngineBook:
         is_dead: bool = False,
         is_probe: bool = False,
     ) -> bool:
-        """A request or a probe failed there. True when that ejected it."""
+        """A request or a probe failed there. True when that ejected it.
+
+        What comes back where nobody listened was started anew, if it cannot say so itself.
+        """
         before = engine.health.state
         engine.doubts += 1
         engine.health = engine.health.failed(
@@ -169,18 +165,24 @@ class EngineBook:
         )
         is_ejected = before == "healthy" and engine.health.state == "ejected"
         engine.ejections_total += is_ejected
+        if is_ejected and is_dead and engine.is_mute:
+            engine.weights = Weights(policy_version=self._at_start)
         self._advance()
         return is_ejected
 
-    def behind(self, engine: Engine, found: int, *, known: Weights) -> None:
+    def behind(
+        self, engine: Engine, found: int, *, known: Weights, process: str | None = None
+    ) -> None:
         """An answer was sampled by weights of ``found``, older than its request was of.
 
-        ``known`` is what was known of its weights when the request went out: whatever was said
-        since is newer than the answer.
+        ``known`` is what was known when the request went out: whatever was said since is newer
+        than the answer. The engine named its weights, or another ``process`` answered.
         """
         engine.doubts += 1
         if engine.weights is known and found < known.policy_version:
-            engine.weights = Weights(policy_version=found, is_named=True)
+            engine.weights = Weights(
+                policy_version=found, is_named=process is None, process=process
+            )
             self._advance()
 
     def hold(self, name: str, reason: str) -> Engine:
@@ -222,8 +224,12 @@ class EngineBook:
         for engine in self:
             if engine.identity is None and not engine.weights.is_reported:
                 version = max(engine.policy_version, recorded)
-                engine.weights = Weights(policy_version=version)
+                engine.weights = replace(engine.weights, policy_version=version)
         self._advance()
+
+    def named(self, names: Sequence[str] | None) -> list[Engine]:
+        """Engines ``names``, by default all. Raises UnknownEngine."""
+        return list(self) if names is None else [self.get(name) for name in names]
 
     def report(
         self,
@@ -232,15 +238,16 @@ class EngineBook:
         *,
         force: bool = False,
         is_named: bool = False,
+        processes: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Engines ``names`` (all by default) now run ``version``; all or none are changed. One
         that did not go back is asked what it says of that.
 
         ``is_named``: they themselves name their weights by it. ``force`` allows an older version,
-        for a run that restarts from an earlier checkpoint.
-        Raises UnknownEngine and VersionBackwards.
+        for a run that restarts from an earlier checkpoint. ``processes`` run now; an engine that
+        is not among them has the one known before. Raises UnknownEngine and VersionBackwards.
         """
-        engines = list(self) if names is None else [self.get(name) for name in names]
+        engines = self.named(names)
         for engine in engines:
             if version < engine.policy_version and not force:
                 raise VersionBackwards(engine.name, reported=version, known=engine.policy_version)
@@ -250,7 +257,10 @@ class EngineBook:
             if version >= engine.policy_version:  # what goes back is said, not asked
                 engine.doubts += 1  # one that names them shows when it is started anew
             engine.weights = Weights(
-                policy_version=version, is_named=is_named_now, is_reported=True
+                policy_version=version,
+                is_named=is_named_now,
+                is_reported=True,
+                process=processes.get(engine.name, engine.weights.process),
             )
         if force:
             # Back to what the engines that could serve really run, however old.

@@ -32,9 +32,9 @@ from typing import Final
 from services.inference_proxy.admission import NotTaken
 from services.inference_proxy.answers import MalformedAnswer
 from services.inference_proxy.attempts import MaskRefusal
+from services.inference_proxy.book_errors import UnknownEngine, VersionBackwards
 from services.inference_proxy.calls import NoEngine
 from services.inference_proxy.dialects.base import UntranslatableParameter
-from services.inference_proxy.engines import UnknownEngine, VersionBackwards
 from services.inference_proxy.payloads import RootNotReady
 from services.inference_proxy.refusals import Refused
 from services.inference_proxy.request_errors import (

@@ -5,12 +5,13 @@ When the proxy writes the file, they are taken out and kept until every choice h
 that ends the last one then names the file, as it would if the engine had written it.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from services.inference_proxy.answers import (
     MalformedAnswer,
     read_layer_ids,
+    read_process,
     read_routed_experts,
     read_token_ids,
 )
@@ -24,6 +25,7 @@ from services.inference_proxy.sampled import check_weights
 from services.inference_proxy.spill import InlineChoice, Spill, without_rows
 from sideband.engines.forms import RoutingValue
 from sideband.engines.inline import decode_mask_logprobs, decode_sampling_mask
+from sideband.engines.vllm.processes import ENGINE_PROCESS
 from sideband.errors import InvalidInput
 from sideband.masks.rows import MaskRows, ScoreRows
 
@@ -31,7 +33,10 @@ Json = dict[str, Any]
 
 
 class EventFeed:
-    """The events of one stream, none sampled by weights older than version ``at_least``."""
+    """The events of one stream, none sampled by weights older than version ``at_least``.
+
+    ``confirm`` is called before the event that completes it, if none has shown the weights.
+    """
 
     def __init__(
         self,
@@ -41,8 +46,10 @@ class EventFeed:
         spill: Spill | None,
         *,
         at_least: int,
+        confirm: Callable[[], Awaitable[None]],
     ) -> None:
         self._relay = relay
+        self._known, self._confirm, self._must_confirm = opened.known, confirm, plan.is_train
         self._engine, self._at_least = opened.engine, at_least
         self._reader = opened.engine.dialect.events()
         self._spill: StreamSpill | None = None
@@ -52,8 +59,15 @@ class EventFeed:
     async def parts(self, event: bytes) -> list[bytes]:
         """What the client gets for one event.
 
-        Raises MalformedAnswer, EngineBehind, SpillFailed, RootNotReady.
+        Raises MalformedAnswer, UpstreamError, SpillFailed, RootNotReady.
         """
+        parts = await self._parts(event)
+        if self._must_confirm and self._relay.is_complete:
+            self._must_confirm = False
+            await self._confirm()
+        return parts
+
+    async def _parts(self, event: bytes) -> list[bytes]:
         if self._spill is None:
             return await offload(lambda: self._taken(event), size_bytes=len(event))
         body = await offload(lambda: self._read(event), size_bytes=len(event))
@@ -71,8 +85,16 @@ class EventFeed:
         if body is None or "error" in body:
             return body
         body = read_part(self._reader, body)
-        check_weights(self._engine, body.get("choices"), at_least=self._at_least)
-        return body
+        process = read_process(body)
+        if check_weights(
+            self._engine,
+            body.get("choices"),
+            at_least=self._at_least,
+            known=self._known,
+            process=process,
+        ):
+            self._must_confirm = False
+        return {name: value for name, value in body.items() if name != ENGINE_PROCESS}
 
 
 class StreamSpill:

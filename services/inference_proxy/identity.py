@@ -8,11 +8,12 @@
     ├── by_handle_refused   rows are expected in files that it does not write
     └── identity_unreadable an answer that is none of ours
 
-An engine without the route (stock vLLM, SGLang) has no identity and is taken as it is.
+An engine without the route (stock vLLM, SGLang) has no identity and is taken as it is. Beside it
+stands by what the engine's process is told from another one (``Said.process``).
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -20,6 +21,7 @@ from services.inference_proxy.limits import POLICY_VERSION_MAX
 from sideband.errors import InvalidInput
 from sideband.model import ModelShape
 
+ProcessName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 MisfitCode = Literal["model_mismatch", "run_mismatch", "by_handle_refused", "identity_unreadable"]
 
 
@@ -28,6 +30,7 @@ class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     ``policy_version`` is the number that the engine's weights are named by, null when they have
     kept the name of their start. ``payload_model`` is null when the plugin does not know the model.
+    ``engine_process`` is another one after each start of the engine, and in all its answers.
     """
 
     is_by_handle: bool
@@ -35,6 +38,7 @@ class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str | None = None
     payload_model: ModelShape | None = None
     policy_version: int | None = None
+    engine_process: ProcessName | None = None
     findings: tuple[str, ...] = ()
 
 
@@ -91,25 +95,48 @@ def misfit_of(identity: EngineIdentity, expected: Expected) -> Misfit | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What an engine says when it is asked. ``identity`` is None without the route.
+
+    ``process`` is a word that is another one after each start of the engine; None from one that
+    gives no such sign.
+    """
+
+    identity: EngineIdentity | Misfit | None
+    process: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
     """The policy version of an engine's weights, and how it is known.
 
     ``is_named``: the engine itself named it. ``is_reported``: somebody reported it to this proxy.
+    ``process`` has them, and no other; None as long as the engine gave no sign of it.
     """
 
     policy_version: int
     is_named: bool = False
     is_reported: bool = False
+    process: str | None = None
+
+    def are_of_another(self, process: str | None) -> bool:
+        """Whether ``process``, which the engine is now, surely does not have them."""
+        return self.process not in {None, process}
 
 
-def weights_of(identity: EngineIdentity, known: Weights, *, at_start: int) -> Weights:
+def weights_of(said: Said, known: Weights, *, at_start: int, had_route: bool = False) -> Weights:
     """What an engine runs, once it has said so.
 
-    An engine that can name its weights and names none has those of its start, unless others were
-    reported since. One that named some before and names none now was started anew.
+    Another process than the one that had ``known``, and one without the route that ``had_route``,
+    have the weights of their start. So has an engine that can name its weights and names none,
+    unless others were reported since, or it named some before.
     """
-    if identity.policy_version is not None:
-        return Weights(policy_version=identity.policy_version, is_named=True)
-    if known.is_named or not known.is_reported:
-        return Weights(policy_version=at_start)
-    return known
+    assert not isinstance(said.identity, Misfit), "what is not legible says nothing"
+    has_route = said.identity is not None
+    if said.identity is not None and said.identity.policy_version is not None:
+        version = said.identity.policy_version
+        return Weights(policy_version=version, is_named=True, process=said.process)
+    is_another = known.are_of_another(said.process) or (had_route and not has_route)
+    if is_another or (has_route and (known.is_named or not known.is_reported)):
+        return Weights(policy_version=at_start, process=said.process)
+    return known if known.process == said.process else replace(known, process=said.process)

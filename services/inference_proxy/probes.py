@@ -6,12 +6,13 @@ from concurrent.futures import Executor
 
 import structlog
 
+from services.inference_proxy.asking import Asking
 from services.inference_proxy.engine import Engine
 from services.inference_proxy.engines import EngineBook
-from services.inference_proxy.identity import EngineIdentity, Misfit, read_identity
+from services.inference_proxy.identity import EngineIdentity, Misfit
 from services.inference_proxy.metrics import Metrics
 from services.inference_proxy.payloads import RootHandle
-from services.inference_proxy.upstream import EngineRefused, Upstream, UpstreamError
+from services.inference_proxy.upstream import Upstream, UpstreamError
 
 log = structlog.get_logger(__name__)
 
@@ -26,6 +27,7 @@ class Probes:
     def __init__(
         self,
         upstream: Upstream,
+        asking: Asking,
         book: EngineBook,
         root: RootHandle,
         *,
@@ -36,7 +38,7 @@ class Probes:
         executor: Executor,
         settled: asyncio.Event,
     ) -> None:
-        self._upstream, self._book, self._root = upstream, book, root
+        self._upstream, self._asking, self._book, self._root = upstream, asking, book, root
         self._interval_s, self._timeout_s, self._metrics = interval_s, timeout_s, metrics
         self._executor, self._settled = executor, settled
         self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
@@ -71,16 +73,17 @@ class Probes:
 
     async def _identify(self, engine: Engine) -> None:
         """Ask what the engine is, unless that is known. Raises UpstreamError."""
-        path, run_id = engine.dialect.identity_path, self._run_id()
-        if path is None or not self._book.must_ask(engine, run_id=run_id):
+        run_id = self._run_id()
+        if not self._book.must_ask(engine, run_id=run_id):
             return
-        told: EngineIdentity | Misfit | None = None
         known, doubts, before = engine.weights, engine.doubts, engine.identity
-        try:
-            told = read_identity(await self._get(engine, path))
-        except EngineRefused as exc:  # no such route: a stock engine, which is taken as it is
-            log.debug("engine_tells_nothing", engine=engine.name, status=exc.status)
-        is_changed = self._book.told(engine, told, run_id=run_id, known=known, doubts=doubts)
+        said = await self._asking.ask(engine, timeout_s=self._timeout_s)
+        told = said.identity
+        is_changed = self._book.told(engine, said, run_id=run_id, known=known, doubts=doubts)
+        if not isinstance(told, Misfit) and known.are_of_another(said.process):
+            log.warning(
+                "engine_started_anew", engine=engine.name, policy_version=engine.policy_version
+            )
         if is_changed and engine.misfit is not None:
             log.error(
                 "engine_misfits",

@@ -163,7 +163,14 @@ class GenerateService:
         splitter = EventSplitter(bytes_max=EVENT_BYTES_MAX)
         engine = opened.reply.engine
         at_least = self._book.least(plan.policy_version) if plan.is_train else 0
-        feed = EventFeed(relay, opened, plan, self._spill, at_least=at_least)
+        feed = EventFeed(
+            relay,
+            opened,
+            plan,
+            self._spill,
+            at_least=at_least,
+            confirm=lambda: self._attempts.confirm(plan, opened),
+        )
         try:
             async with opened.stack:  # an error inside counts against the engine
                 async for chunk in opened.reply.chunks():

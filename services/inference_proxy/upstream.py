@@ -66,8 +66,11 @@ class EngineBehind(UpstreamError):
 
     blames_engine = False  # its health is well; what it runs is known now, and keeps it out
 
-    def __init__(self, engine: str, *, found: int, expected: int) -> None:
-        self.found, self.expected = found, expected
+    def __init__(
+        self, engine: str, *, found: int, expected: int, process: str | None = None
+    ) -> None:
+        """``process`` is set when another one than was asked has answered."""
+        self.found, self.expected, self.process = found, expected, process
         super().__init__(engine, f"v{found} sampled the answer to a request of v{expected}")
 
 

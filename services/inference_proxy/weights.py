@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
+from services.inference_proxy.book_errors import VersionBackwards
 from services.inference_proxy.dialects.base import EngineCall, WeightSteps, WeightUpdate
 from services.inference_proxy.engine import Engine
-from services.inference_proxy.engines import EngineBook, VersionBackwards
+from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.siblings import Siblings
 from services.inference_proxy.upstream import EngineBroke, Upstream, UpstreamError
 from services.kit.problems import Problem

@@ -1,6 +1,7 @@
 """What a real server says of itself, and what a proxy that starts makes of it."""
 
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 from scripts.vllm_env.model import CONFIG
 from scripts.vllm_env.servers import VllmServer
 from services.inference_proxy.app import create_app
+from services.inference_proxy.asking import METRICS_PATH
 from services.inference_proxy.config import EngineSettings, ProxySettings
 from tests.services.inference_proxy.harness import until
-from tests.vllm.comparing import Comparer, ask, body_of
+from tests.vllm.comparing import GENERATE, Comparer, ask, body_of
 from tests.vllm.report import Report
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
@@ -36,6 +38,27 @@ async def proxied(server: VllmServer, root: Path, **settings: Any) -> AsyncItera
             transport=transport, base_url="http://proxy", timeout=60
         ) as http:
             yield http
+
+
+@pytest.mark.parametrize("line", ["0.30", "0.32"])
+async def test_a_server_tells_by_its_process_that_it_is_the_same(
+    request: pytest.FixtureRequest, line: str
+) -> None:
+    """Whole and streamed, in its answers, its identity and its metrics."""
+    server: VllmServer = request.getfixturevalue(f"vllm_{line.replace('.', '_')}")
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+        words = [(await http.get("/inference/v1/sideband")).json()["engine_process"]]
+        for stream in (False, True):
+            body = body_of(list(range(40)), f"process-{stream}", seed=3, extra_args={})
+            answer = await http.post(GENERATE, json={**body, "stream": stream})
+            assert answer.status_code == 200, answer.text
+            found = re.findall(r'"engine_process": ?"([0-9a-f]+)"', answer.text)
+            assert len(found) == 1
+            words += found
+        assert len(set(words)) == 1
+        starts = [(await http.get(METRICS_PATH)).text.splitlines()[-1] for _ in range(2)]
+        assert starts[0] == starts[1]
+        assert re.fullmatch(r"process_start_time_seconds [0-9.e+]+", starts[0])
 
 
 async def name_weights(server: VllmServer, name: str) -> None:

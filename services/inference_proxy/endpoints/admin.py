@@ -139,7 +139,12 @@ async def report_version(report: VersionReport, parts: PartsDep) -> Versions:
     orchestrator, with retry. All engines named are changed, or none.
     """
     with as_problems():
-        parts.book.report(report.policy_version, report.engines, force=report.force)
+        engines = parts.book.named(report.engines)
+    processes = await parts.asking.processes(engines)
+    with as_problems():
+        parts.book.report(
+            report.policy_version, report.engines, force=report.force, processes=processes
+        )
     parts.metrics.policy_version_applied.set(parts.book.applied)
     await parts.siblings.publish()
     parts.pusher.wake()

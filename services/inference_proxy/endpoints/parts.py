@@ -6,6 +6,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from services.inference_proxy.admission import Gate
+from services.inference_proxy.asking import Asking
 from services.inference_proxy.config import ProxySettings
 from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.janitor import Janitor
@@ -33,6 +34,7 @@ class Parts:
     root: RootHandle
     gate: Gate
     janitor: Janitor
+    asking: Asking
     probes: Probes
     pusher: VersionPusher
     keeper: Keeper

@@ -149,9 +149,13 @@ async def running(
     root: Path | None = None,
     payload_root_later: Path | None = None,
     has_sockets: bool = False,
+    waits: bool = True,
     **settings: Any,
 ) -> AsyncIterator[Running]:
-    """A proxy, called in process; so are its engines, or served for real when ``has_sockets``."""
+    """A proxy, called in process; so are its engines, or served for real when ``has_sockets``.
+
+    With ``waits`` every engine serves.
+    """
     options: dict[str, Any] = {
         "probe_interval_s": 0.05,
         "probe_timeout_s": 1.0,
@@ -187,8 +191,9 @@ async def running(
         )
         await stack.enter_async_context(app.router.lifespan_context(app))
         parts: Parts = app.state.parts
-        await until(lambda: not parts.book.missing_roles())
-        await until(lambda: all(e.health.state == "healthy" for e in parts.book))
+        if waits:
+            await until(lambda: not parts.book.missing_roles())
+            await until(lambda: all(e.health.state == "healthy" for e in parts.book))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         http = httpx.AsyncClient(transport=transport, base_url="http://proxy", timeout=10)
         yield Running(await stack.enter_async_context(http), parts, engines, root, app)

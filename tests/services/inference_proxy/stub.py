@@ -59,6 +59,11 @@ class StubEngine:
     is_healthy: bool = True
     hangs_until: asyncio.Event | None = None  # a probe is answered no earlier
     identity: Json | None = None  # what it says of itself; None: it has no such route
+    identity_status: int = 200  # with it
+    process: str | None = None  # of the plugin, in its identity and its answers
+    started_s: float | None = None  # what its metrics say; None: it has no such route
+    metrics_status: int = 200  # with them
+    asked: list[str] = field(default_factory=list)  # questions that came
     obeys: bool = True
     admin_calls: list[tuple[str, Any]] = field(default_factory=list)  # path with query, body
     broken_paths: set[str] = field(default_factory=set)
@@ -76,7 +81,21 @@ class StubEngine:
 
         @app.get("/inference/v1/sideband")
         async def identity() -> Response:
-            return self.json(self.identity or {}, 404 if self.identity is None else 200)
+            self.asked.append("identity")
+            if self.identity is None:
+                return self.json({}, 404)
+            signed = {} if self.process is None else {"engine_process": self.process}
+            return self.json({**self.identity, **signed}, self.identity_status)
+
+        @app.get("/metrics/")
+        async def metrics(request: Request) -> Response:
+            self.asked.append("metrics")
+            if self.started_s is None:
+                return self.json({}, 404)
+            assert request.query_params.getlist("name[]") == ["process_start_time_seconds"]
+            name = "process_start_time_seconds"
+            text = f"# TYPE {name} gauge\n{name} {self.started_s}\n"
+            return Response(text, self.metrics_status)
 
         @app.get("/v1/models")
         async def models() -> Response:
@@ -171,6 +190,8 @@ class StubEngine:
             "choices": choices,
             "kv_transfer_params": None,
         }
+        if self.process is not None:
+            answer["engine_process"] = self.process
         extra = params.get("extra_args") or {}
         if (extra.get("kv_transfer_params") or {}).get("do_remote_decode"):
             answer["kv_transfer_params"] = {"do_remote_prefill": True, "remote_host": "prefill"}
@@ -198,7 +219,8 @@ class StubEngine:
 
     async def events(self, whole: Json) -> Any:
         """An answer as vLLM streams it: tokens one by one, rows with the last."""
-        top = {k: v for k, v in whole.items() if k not in {"choices", "payload_segments"}}
+        late = {"choices", "payload_segments", "engine_process"}
+        top = {k: v for k, v in whole.items() if k not in late}
         for choice in whole["choices"]:
             last = len(choice["token_ids"]) - 1
             for i, token in enumerate(choice["token_ids"]):
@@ -216,8 +238,8 @@ class StubEngine:
                         "finish_reason": "length",
                         "routed_experts": choice["routed_experts"],
                     }
-                    if "payload_segments" in whole and choice is whole["choices"][-1]:
-                        event["payload_segments"] = whole["payload_segments"]
+                    if choice is whole["choices"][-1]:
+                        event |= {name: whole[name] for name in late & whole.keys() - {"choices"}}
                 yield b"data: " + orjson.dumps(event) + b"\n\n"
         yield b"data: " + orjson.dumps({"choices": [], "usage": {"total_tokens": 9}}) + b"\n\n"
         yield b"data: [DONE]\n\n"

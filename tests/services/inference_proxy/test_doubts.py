@@ -8,7 +8,7 @@ import pytest
 from services.inference_proxy.admission import Gate
 from services.inference_proxy.engine import Engine
 from services.inference_proxy.engines import EngineBook
-from services.inference_proxy.identity import EngineIdentity, Weights
+from services.inference_proxy.identity import EngineIdentity, Said, Weights
 from services.inference_proxy.workers.state import (
     FollowingBook,
     SharedState,
@@ -29,7 +29,7 @@ def says(version: int | None) -> EngineIdentity:
 def asked(book: EngineBook, engine: Engine, version: int | None) -> None:
     """It is asked, and answers at once."""
     known, doubts = engine.weights, engine.doubts
-    book.told(engine, says(version), run_id=None, known=known, doubts=doubts)
+    book.told(engine, Said(identity=says(version)), run_id=None, known=known, doubts=doubts)
 
 
 def fit() -> tuple[EngineBook, Engine]:
@@ -45,7 +45,7 @@ def test_what_fails_while_an_engine_is_asked_is_not_answered_by_it() -> None:
     book.failed(engine, "broke off", now_s=0.0)
     known, doubts = engine.weights, engine.doubts
     book.failed(engine, "broke off", now_s=0.0)  # its answer may be the last word of a dead process
-    book.told(engine, says(3), run_id=None, known=known, doubts=doubts)
+    book.told(engine, Said(identity=says(3)), run_id=None, known=known, doubts=doubts)
     assert book.must_ask(engine, run_id=None)
     asked(book, engine, None)
     assert (engine.policy_version, engine.is_doubted) == (0, False)
@@ -55,7 +55,7 @@ def test_an_engine_whose_answer_crossed_a_report_is_asked_again() -> None:
     book, engine = fit()
     known, doubts = engine.weights, engine.doubts
     book.report(4)
-    book.told(engine, says(3), run_id=None, known=known, doubts=doubts)
+    book.told(engine, Said(identity=says(3)), run_id=None, known=known, doubts=doubts)
     assert (engine.policy_version, book.must_ask(engine, run_id=None)) == (4, True)
 
 

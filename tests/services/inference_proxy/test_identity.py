@@ -20,6 +20,7 @@ from services.inference_proxy.identity import (
     EngineIdentity,
     Expected,
     Misfit,
+    Said,
     Weights,
     misfit_of,
     read_identity,
@@ -59,9 +60,15 @@ async def engine_view(proxy: Running, name: str) -> dict[str, Any]:
 
 
 async def test_what_the_plugin_tells_is_what_the_proxy_reads(tmp_path: Path) -> None:
-    shown = await server(tmp_path, script_for(5)).state.shown(weight_version="3")
+    state = server(tmp_path, script_for(5)).state
+    shown = await state.shown(weight_version="3")
+    assert state.process is not None
     assert read_identity(msgspec.json.encode(shown)) == EngineIdentity(
-        is_by_handle=True, run_id=PLUGIN_RUN, payload_model=PLUGIN_MODEL, policy_version=3
+        is_by_handle=True,
+        run_id=PLUGIN_RUN,
+        payload_model=PLUGIN_MODEL,
+        policy_version=3,
+        engine_process=state.process,
     )
 
 
@@ -135,7 +142,7 @@ def test_what_an_engine_runs_follows_from_what_it_names(
     told: int | None, known: Weights, found: Weights
 ) -> None:
     identity = structs.replace(FITS, policy_version=told)
-    assert weights_of(identity, known, at_start=1) == found
+    assert weights_of(Said(identity=identity), known, at_start=1) == found
 
 
 async def test_an_engine_of_another_model_than_its_sibling_does_not_serve(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from services.inference_proxy.answers import Expected, MalformedAnswer, read_answer
+from services.inference_proxy.book_errors import UnknownEngine, VersionBackwards
 from services.inference_proxy.dialects.vllm import VllmDialect
 from services.inference_proxy.engine import Engine
-from services.inference_proxy.engines import EngineBook, UnknownEngine, VersionBackwards
+from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.events import EventSplitter, EventTooLarge, read_event
 from services.inference_proxy.health import Health, HealthLimits
 from services.inference_proxy.limits import ATTEMPTS_MAX

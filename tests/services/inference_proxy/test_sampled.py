@@ -12,7 +12,7 @@ from services.inference_proxy.dialects.vllm import make
 from services.inference_proxy.engine import Engine
 from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.health import Health, HealthLimits
-from services.inference_proxy.identity import EngineIdentity, Weights
+from services.inference_proxy.identity import EngineIdentity, Said, Weights
 from services.inference_proxy.sampled import check_weights
 from services.inference_proxy.upstream import EngineBehind
 from services.inference_proxy.workers.state import FollowingBook
@@ -28,6 +28,7 @@ from tests.services.inference_proxy.stub import StubEngine
 from tests.services.inference_proxy.test_streams import events_of
 
 PROMPT = [5, 17, 3, 42]
+KNOWN = Weights(policy_version=3)
 LIMITS = HealthLimits(failures_max=3, returns_min=1, backoff_s=0.0, backoff_s_max=0.0)
 
 
@@ -196,16 +197,16 @@ def test_the_oldest_weights_decide(
     book.report(3)
     engine.names_weights = names_weights
     if found is None:
-        check_weights(engine, named(*names), at_least=3)
+        check_weights(engine, named(*names), at_least=3, known=KNOWN)
         return
     with pytest.raises(EngineBehind) as raised:
-        check_weights(engine, named(*names), at_least=3)
+        check_weights(engine, named(*names), at_least=3, known=KNOWN)
     assert (raised.value.found, raised.value.expected) == (found, 3)
 
 
 @pytest.mark.parametrize("choices", [None, 3, [None], [{}], [{"weight_versions": [1, None]}]])
 def test_an_answer_that_names_nothing_says_nothing(choices: object) -> None:
-    check_weights(engine_of()[1], choices, at_least=3)
+    check_weights(engine_of()[1], choices, at_least=3, known=KNOWN)
 
 
 def test_weights_known_from_before_this_proxy_began_are_not_those_of_another_name() -> None:
@@ -213,20 +214,25 @@ def test_weights_known_from_before_this_proxy_began_are_not_those_of_another_nam
     book.begin_at(3)  # proxy and engine were started anew together; nobody reported since
     assert engine.policy_version == 3
     with pytest.raises(EngineBehind):
-        check_weights(engine, named("default"), at_least=3)
-    check_weights(engine, named("default"), at_least=0)
-    check_weights(engine, [{"weight_versions": []}], at_least=3)
+        check_weights(engine, named("default"), at_least=3, known=KNOWN)
+    check_weights(engine, named("default"), at_least=0, known=KNOWN)
+    check_weights(engine, [{"weight_versions": []}], at_least=3, known=KNOWN)
 
 
 @pytest.mark.parametrize("ends", [{}, {"start": None, "end": None}, {"start": "0", "end": "0"}])
 def test_a_span_of_which_nobody_knows_the_tokens_is_taken_to_have_some(ends: Any) -> None:
     with pytest.raises(EngineBehind):
-        check_weights(engine_of()[1], [{"weight_versions": [{"version": "2", **ends}]}], at_least=3)
+        check_weights(
+            engine_of()[1],
+            [{"weight_versions": [{"version": "2", **ends}]}],
+            at_least=3,
+            known=KNOWN,
+        )
 
 
 def test_weights_of_no_token_say_nothing() -> None:
     spans = [{"version": "0", "start": 0, "end": 0}, {"version": "3", "start": 0, "end": 4}]
-    check_weights(engine_of()[1], [{"weight_versions": spans}], at_least=3)
+    check_weights(engine_of()[1], [{"weight_versions": spans}], at_least=3, known=KNOWN)
 
 
 def test_what_was_said_since_is_newer_than_the_answer() -> None:
@@ -246,7 +252,7 @@ def test_what_was_said_while_an_engine_was_asked_is_newer_than_its_answer() -> N
     known = engine.weights
     book.report(4)
     told = EngineIdentity(is_by_handle=True, policy_version=3)
-    book.told(engine, told, run_id=None, known=known, doubts=0)
+    book.told(engine, Said(identity=told), run_id=None, known=known, doubts=0)
     assert engine.policy_version == 4
 
 

@@ -10,6 +10,7 @@ from services.inference_proxy.admission import Gate
 from services.inference_proxy.building import build_book
 from services.inference_proxy.config import EngineSettings, ProxySettings
 from services.inference_proxy.engines import EngineBook
+from services.inference_proxy.identity import Said
 from services.inference_proxy.schemas import EngineView, SessionView
 from services.inference_proxy.views import engine_views
 from services.inference_proxy.workers.merging import (
@@ -102,7 +103,7 @@ async def test_a_parcel_whose_descriptors_did_not_fit_is_lost_and_nothing_else()
 def book_of(kind: type[EngineBook]) -> EngineBook:
     book = build_book(ProxySettings(engines=ENGINES), None, kind)
     for engine in book:
-        book.told(engine, None, run_id=None, known=engine.weights, doubts=0)
+        book.told(engine, Said(identity=None), run_id=None, known=engine.weights, doubts=0)
         book.probed(engine, now_s=0.0)
     return book
 
@@ -135,7 +136,7 @@ def test_a_worker_that_begins_in_the_middle_asks_engines_what_they_are() -> None
     for run_id in (None, "run-1"):
         assert [new.must_ask(engine, run_id=run_id) for engine in new] == [True, True]
     for engine in new:
-        new.told(engine, None, run_id=None, known=engine.weights, doubts=0)
+        new.told(engine, Said(identity=None), run_id=None, known=engine.weights, doubts=0)
     assert [new.must_ask(engine, run_id=None) for engine in new] == [False, False]
 
 

@@ -33,6 +33,7 @@ class EngineFacts:
     is_adaptive: bool = False  # speculative verification without fixed boundaries
     uses_v2_runner: bool = True
     logprobs_mode: str = "processed_logprobs"
+    api_processes: int = 0  # of this server; 0 when it is not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

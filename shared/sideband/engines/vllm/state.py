@@ -14,6 +14,7 @@ from sideband.compiled import compile_loops
 from sideband.engines.vllm.asks import Ask, Target, open_target, read_ask
 from sideband.engines.vllm.checks import EngineFacts, Finding, check_engine
 from sideband.engines.vllm.errors import AskRefused
+from sideband.engines.vllm.processes import ENGINE_PROCESS, server_process
 from sideband.engines.vllm.settings import PluginSettings
 from sideband.engines.vllm.versions import Verdict
 from sideband.errors import SidebandError
@@ -45,6 +46,7 @@ class PluginState:
     findings: Sequence[Finding]
     model: ModelShape | None
     why_not: str | None  # what a refused client reads; None when requests may go by handle
+    process: str | None = None  # this start of the server, see ``processes``
     pool: ThreadPoolExecutor = field(init=False)
     durable: DurableFolders = field(default_factory=DurableFolders)
 
@@ -76,6 +78,7 @@ class PluginState:
             "why_not": self.why_not or self._why_no_root(),
             "run_id": run_id,
             "policy_version": named_version(weight_version),
+            ENGINE_PROCESS: self.process,
             "payload_model": None if self.model is None else msgspec.to_builtins(self.model),
             "captures": {
                 "routed_experts": self.facts.captures_routing,
@@ -83,6 +86,10 @@ class PluginState:
             },
             "findings": [finding.message for finding in self.findings],
         }
+
+    def signed(self, members: Mapping[str, Any]) -> dict[str, Any]:
+        """``members`` of an answer's top level, and which start of the server gives it."""
+        return dict(members) if self.process is None else {**members, ENGINE_PROCESS: self.process}
 
     def _why_no_root(self) -> str | None:
         is_set = self.settings.payload_root is not None
@@ -134,6 +141,7 @@ def start(
         findings=findings,
         model=model,
         why_not="; ".join(refusals) or None,
+        process=server_process(api_processes=facts.api_processes),
     )
     _say(state)
     if settings.payload_root is not None:

@@ -33,6 +33,7 @@ class Turn:
         self._takings = Takings(choices=choices, is_stream=is_stream)
         self._write: Write | None = None
         self._members: dict[str, Any] = {}  # of the answer's top level
+        self._running = set(range(choices))
         self._unsaid: set[int] = set()  # choices that end with the last result
 
     async def results(
@@ -49,9 +50,12 @@ class Turn:
                     self._takings.take(result, leaves_inline=self._wish.is_debug)
                     if self._is_stream and self._takings.is_complete:
                         await self._written()
-                        self._unsaid = {o.index for o in result.outputs if o.finish_reason}
                 elif not self._wish.is_debug:
                     await self._cut(result)
+                ended = {o.index for o in result.outputs if o.finish_reason}
+                if self._running and not self._running - ended:
+                    self._unsaid = ended
+                self._running -= ended
                 yield result
 
     async def members(self) -> dict[str, Any]:
@@ -61,7 +65,7 @@ class Turn:
         """
         if self._wish.target is not None:
             await self._written()
-        return self._members
+        return self._state.signed(self._members)
 
     async def events(
         self, inner: AsyncGenerator[str, None], results: AsyncGenerator[ResultLike, None]
@@ -132,20 +136,19 @@ class Turn:
 
     def _changed(self, event: str) -> str | None:
         """The event with our members, or None when it needs none."""
-        if not self._members or not event.startswith(_EVENT + "{"):
+        is_late = bool(self._unsaid)  # only events of the last result come now
+        if not (is_late or self._members) or not event.startswith(_EVENT + "{"):
             return None
         body = msgspec.json.decode(event[len(_EVENT) :])
         choices = body.get("choices")
         if not choices:
             return None
-        members = self._members
-        if self._is_by_handle:
-            # Only events of the last result come after the file was written.
-            self._unsaid -= {c["index"] for c in choices if c.get("finish_reason") is not None}
-            if self._unsaid:
-                return None
-            self._members = {}
-        elif all(choice.get("routed_experts") is None for choice in choices):
+        self._unsaid -= {c["index"] for c in choices if c.get("finish_reason") is not None}
+        is_last = is_late and not self._unsaid
+        has_rows = any(choice.get("routed_experts") is not None for choice in choices)
+        members = self._members if is_last or (has_rows and not self._is_by_handle) else {}
+        members = self._state.signed(members) if is_last else members
+        if not members:
             return None
         return f"{_EVENT}{msgspec.json.encode({**body, **members}).decode()}\n\n"
 

@@ -197,6 +197,7 @@ def vllm_config(**changes: Any) -> Any:
         kv_transfer_config=changes.pop("kv_transfer_config", None),
         speculative_config=changes.pop("speculative_config", None),
         use_v2_model_runner=changes.pop("use_v2_model_runner", True),
+        parallel_config=SimpleNamespace(_api_process_count=changes.pop("api_processes", 1)),
     )
 
 

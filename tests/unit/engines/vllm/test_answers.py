@@ -101,6 +101,7 @@ async def test_debug_without_a_folder_is_what_the_server_says_without_a_plugin(
     running = server(tmp_path, script_for(5))
     body = await running.answer(running.request(PROMPT, extra={"payload_debug": True}))
     np.testing.assert_array_equal(inline_rows(body["choices"][0]), running.script.routing[0])
+    assert body.pop("engine_process") == running.state.process
     assert body.keys() == {"request_id", "kv_transfer_params", "output_mode", "choices"}
 
 
@@ -240,6 +241,7 @@ async def test_what_a_proxy_compares_is_shown(tmp_path: Path) -> None:
     assert shown["payload_model"]["vocab_size"] == MODEL.vocab_size
     assert shown["captures"] == {"routed_experts": True, "sampling_mask": True}
     assert (shown["why_not"], shown["findings"]) == (None, [])
+    assert shown["engine_process"] == running.state.process
 
 
 @pytest.mark.parametrize("name", [None, "default", "", "-1", "07", "1.0", "9" * 10, "\u0661"])

@@ -13,7 +13,7 @@ from sideband.engines.vllm.hooks.facts import read_facts, read_model_config
 from tests.unit.engines.vllm.fakes import HF_CONFIG, Script, vllm_config
 from tests.unit.engines.vllm.running import server
 
-GOOD = EngineFacts(version="0.32.0", captures_routing=True, captures_masks=True)
+GOOD = EngineFacts(version="0.32.0", captures_routing=True, captures_masks=True, api_processes=1)
 
 
 def codes(facts: EngineFacts) -> list[tuple[str, bool]]:
@@ -63,6 +63,7 @@ def test_facts_are_read_as_0_32_lays_its_config_out() -> None:
         speculative_config=SimpleNamespace(enable_adaptive_verification=True),
         use_v2_model_runner=False,
         logprobs_mode="raw_logprobs",
+        api_processes=4,
         kv_transfer_config=SimpleNamespace(
             kv_connector="MultiConnector",
             kv_connector_extra_config={"connectors": [{"kv_connector": "NixlConnector"}]},
@@ -77,6 +78,7 @@ def test_facts_are_read_as_0_32_lays_its_config_out() -> None:
         is_adaptive=True,
         uses_v2_runner=False,
         logprobs_mode="raw_logprobs",
+        api_processes=4,
     )
     assert read_model_config(config) == HF_CONFIG
 
@@ -86,6 +88,7 @@ def test_facts_are_read_as_0_30_lays_its_config_out() -> None:
     config = SimpleNamespace(model_config=model_config, kv_transfer_config=None)
     facts = read_facts(config, version="0.30.0")
     assert (facts.captures_routing, facts.captures_masks) == (True, False)
+    assert facts.api_processes == 0  # not known
     assert [code for code, _ in codes(facts)] == ["no_masks"]
 
 

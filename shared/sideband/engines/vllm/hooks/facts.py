@@ -11,6 +11,7 @@ def read_facts(vllm_config: Any, *, version: str) -> EngineFacts:
     model_config = vllm_config.model_config
     auxiliary = getattr(vllm_config, "aux_output_config", None)  # since 0.31
     speculative = getattr(vllm_config, "speculative_config", None)
+    parallel_config = getattr(vllm_config, "parallel_config", None)
     return EngineFacts(
         version=version,
         captures_routing=bool(
@@ -23,6 +24,7 @@ def read_facts(vllm_config: Any, *, version: str) -> EngineFacts:
         is_adaptive=bool(getattr(speculative, "enable_adaptive_verification", False)),
         uses_v2_runner=bool(getattr(vllm_config, "use_v2_model_runner", False)),
         logprobs_mode=str(getattr(model_config, "logprobs_mode", "")),
+        api_processes=getattr(parallel_config, "_api_process_count", 0),
     )
 
 

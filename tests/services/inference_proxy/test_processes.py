@@ -1,0 +1,389 @@
+"""Engines that name their weights nowhere: one that was started anew shows by its process."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from services.inference_proxy.admission import Gate
+from services.inference_proxy.identity import EngineIdentity, Said, Weights, weights_of
+from services.inference_proxy.sampled import check_weights
+from services.inference_proxy.upstream import EngineBehind
+from services.inference_proxy.workers.state import FollowingBook, adopt, restore, state_of
+from tests.services.inference_proxy.harness import (
+    GENERATE,
+    TRAIN,
+    Running,
+    request_body,
+    running,
+    until,
+)
+from tests.services.inference_proxy.stub import StubEngine
+from tests.services.inference_proxy.test_doubts import leader_and_follower, said
+from tests.services.inference_proxy.test_sampled import engine_of, named, report, view_of
+from tests.services.inference_proxy.test_streams import events_of
+
+PROMPT = [5, 17, 3, 42]
+IDENTITY = {"is_by_handle": True, "run_id": "run-1", "policy_version": None}
+NOT_ASKED: dict[str, Any] = {"probe_interval_s": 3600}  # whatever shows, shows in answers
+KNOWN = Weights(policy_version=3, is_reported=True, process="a")
+OPENAI = {"model": "m", "prompt": "Hello", "max_tokens": 4}
+
+Anew = Callable[[StubEngine], None]
+
+
+def with_plugin(role: str = "colocated") -> StubEngine:
+    """As vLLM 0.30 with the plugin, of one API process."""
+    return StubEngine(role, identity=dict(IDENTITY), process="a")
+
+
+def with_old_plugin(role: str = "colocated") -> StubEngine:
+    """With a plugin that says nothing of its process."""
+    return StubEngine(role, identity=dict(IDENTITY), started_s=1795961577.05)
+
+
+def stock(role: str = "colocated") -> StubEngine:
+    """As vLLM 0.30 without the plugin."""
+    return StubEngine(role, spills=True, started_s=1795961577.05)
+
+
+def start_anew(engine: StubEngine) -> None:
+    """Nobody notices: every probe is answered, before and after."""
+    engine.process = None if engine.process is None else engine.process + "'"
+    engine.started_s = None if engine.started_s is None else engine.started_s + 0.01
+
+
+def start_without_plugin(engine: StubEngine) -> None:
+    start_anew(engine)
+    engine.identity = engine.process = None
+
+
+KINDS = pytest.mark.parametrize("kind", [with_plugin, with_old_plugin, stock])
+
+
+async def openai(proxy: Running) -> httpx.Response:
+    return await proxy.http.post("/v1/completions", json=OPENAI, headers=TRAIN)
+
+
+@KINDS
+async def test_an_engine_that_was_started_anew_unseen_answers_no_train_request(
+    tmp_path: Path, kind: Callable[[], StubEngine]
+) -> None:
+    died, other = kind(), kind()
+    engines = {"e0": died, "e1": other}
+    async with running(engines, root=tmp_path / "root", **NOT_ASKED) as proxy:
+        await report(proxy, 3)
+        assert (await proxy.generate(request_body(PROMPT))).status_code == 200
+        start_anew(died)
+        died.requests.clear()
+        for _ in range(6):
+            assert (await proxy.generate(request_body(PROMPT))).status_code == 200
+        assert (len(died.requests), len(other.requests) >= 6) == (1, True)
+        view = await view_of(proxy, "e0")
+        assert view["why_out"] == "stale weights: v0 is behind v3"
+        await until(lambda: len(proxy.files()) == 7)  # the losing attempt's is gone
+        await report(proxy, 3, engines=["e0"])
+        other.is_healthy = False
+        await proxy.parts.probes.probe(proxy.parts.book.get("e0"))
+        assert (await view_of(proxy, "e0"))["is_serving"]
+        died.requests.clear()
+        for _ in range(4):
+            assert (await proxy.generate(request_body(PROMPT))).status_code == 200
+        assert died.requests
+
+
+@KINDS
+@pytest.mark.parametrize("leg", ["p0", "d0"])
+async def test_either_leg_of_a_pair_is_looked_at(
+    tmp_path: Path, kind: Callable[[str], StubEngine], leg: str
+) -> None:
+    engines = {"p0": kind("prefill"), "d0": kind("decode")}
+    async with running(engines, root=tmp_path / "root", **NOT_ASKED) as proxy:
+        await report(proxy, 3)
+        assert (await proxy.generate(request_body(PROMPT))).status_code == 200
+        start_anew(engines[leg])
+        refused = await proxy.generate(request_body(PROMPT))
+        assert (refused.status_code, refused.json()["code"]) == (503, "no_engine")
+        assert (await view_of(proxy, leg))["why_out"] == "stale weights: v0 is behind v3"
+
+
+@KINDS
+@pytest.mark.parametrize("choices", [1, 3])
+async def test_a_stream_of_another_process_breaks_and_leaves_nothing(
+    tmp_path: Path, kind: Callable[[], StubEngine], choices: int
+) -> None:
+    engine, body = kind(), request_body(PROMPT)
+    body |= {"stream": True, "request_id": "r1"}
+    body["sampling_params"] |= {"n": choices}
+    async with running({"e0": engine}, root=tmp_path / "root", **NOT_ASKED) as proxy:
+        await report(proxy, 3)
+        good = await proxy.generate(body)
+        assert good.text.rstrip().endswith("data: [DONE]")
+        files = proxy.files()
+        start_anew(engine)
+        bad = await proxy.generate({**body, "request_id": "r2"})
+        said = events_of(bad.text)[-1]["error"]["message"]
+        assert said == "engine e0: v0 sampled the answer to a request of v3"
+        assert "[DONE]" not in bad.text
+        assert "payload_segments" not in bad.text.replace('"payload_segments":null', "")
+        await until(lambda: proxy.files() == files)
+        assert len(proxy.parts.keeper.turns) == 1
+        assert not (await view_of(proxy, "e0"))["is_serving"]
+
+
+@KINDS
+async def test_an_openai_turn_of_another_process_is_not_kept(
+    tmp_path: Path, kind: Callable[[], StubEngine]
+) -> None:
+    engine = kind()
+    async with running({"e0": engine}, root=tmp_path / "root", **NOT_ASKED) as proxy:
+        await report(proxy, 3)
+        good = await openai(proxy)
+        start_anew(engine)
+        bad = await openai(proxy)
+        assert (good.status_code, bad.status_code, len(proxy.parts.keeper.turns)) == (200, 503, 1)
+        assert (await view_of(proxy, "e0"))["policy_version"] == 0
+
+
+@pytest.mark.parametrize("kind", [with_plugin, with_old_plugin])
+async def test_an_engine_that_comes_back_without_the_plugin_was_started_anew(
+    tmp_path: Path, kind: Callable[[], StubEngine]
+) -> None:
+    engine = kind()
+    async with running({"e0": engine}, root=tmp_path / "root", **NOT_ASKED) as proxy:
+        await report(proxy, 3)
+        assert (await openai(proxy)).status_code == 200
+        start_without_plugin(engine)
+        assert (await openai(proxy)).status_code == 503
+        assert (await view_of(proxy, "e0"))["policy_version"] == 0
+
+
+async def test_a_probe_sees_another_process_before_any_answer_does() -> None:
+    engine = stock()
+    async with running({"e0": engine}, **NOT_ASKED) as proxy:
+        await report(proxy, 3)
+        probed = proxy.parts.book.get("e0")
+        await proxy.parts.probes.probe(probed)
+        start_anew(engine)
+        probed.doubts += 1  # a request had failed
+        await proxy.parts.probes.probe(probed)
+        assert (await view_of(proxy, "e0"))["why_out"] == "stale weights: v0 is behind v3"
+
+
+@KINDS
+async def test_what_is_reported_is_of_the_process_that_runs_then(
+    tmp_path: Path, kind: Callable[[], StubEngine]
+) -> None:
+    engine = kind()
+    async with running({"e0": engine}, root=tmp_path / "root", **NOT_ASKED) as proxy:
+        await report(proxy, 3)
+        start_anew(engine)  # unseen, and brought to v4 before anybody asks
+        await report(proxy, 4)
+        assert (await proxy.generate(request_body(PROMPT))).status_code == 200
+        start_anew(engine)
+        assert (await proxy.generate(request_body(PROMPT))).status_code == 503
+
+
+async def test_a_report_while_an_engine_does_not_answer_is_of_the_process_known_before() -> None:
+    engine = with_plugin()
+    async with running({"e0": engine}, **NOT_ASKED) as proxy:
+        engine.identity_status = 500
+        await report(proxy, 3)
+        assert (await proxy.generate(request_body(PROMPT))).status_code == 200
+        start_anew(engine)
+        await report(proxy, 4)
+        engine.identity_status = 200
+        assert (await proxy.generate(request_body(PROMPT))).status_code == 503
+
+
+@pytest.mark.parametrize("status", [401, 403, 429, 500])
+@pytest.mark.parametrize("kind", [with_old_plugin, stock])
+async def test_an_engine_that_does_not_say_which_process_it_is_has_not_answered(
+    tmp_path: Path, status: int, kind: Callable[[], StubEngine]
+) -> None:
+    engine = kind()
+    async with running({"e0": engine}, root=tmp_path / "root", **NOT_ASKED) as proxy:
+        await report(proxy, 3)
+        engine.metrics_status = status
+        answer = await proxy.generate(request_body(PROMPT))
+        assert answer.status_code in {502, 503}
+        assert proxy.parts.book.get("e0").policy_version == 3  # nothing shows that it was
+        await until(lambda: not proxy.files())
+        engine.metrics_status = 200
+        assert (await proxy.generate(request_body(PROMPT))).status_code == 200
+
+
+async def test_the_answers_of_the_plugin_cost_no_question(tmp_path: Path) -> None:
+    engine = with_plugin()
+    async with running({"e0": engine}, root=tmp_path / "root", **NOT_ASKED) as proxy:
+        await report(proxy, 3)
+        engine.asked.clear()
+        for stream in (False, True):
+            answer = await proxy.generate({**request_body(PROMPT), "stream": stream})
+            assert answer.status_code == 200
+            assert "engine_process" not in answer.text
+        assert engine.asked == []
+
+
+@pytest.mark.parametrize("version", [0, 3])
+async def test_only_what_the_start_would_not_have_is_asked_for(version: int) -> None:
+    engine = StubEngine(started_s=1.5)
+    async with running({"e0": engine}, **NOT_ASKED) as proxy:
+        await report(proxy, version)
+        engine.asked.clear()
+        await proxy.generate(request_body(PROMPT))
+        await proxy.http.post(GENERATE, json=request_body(PROMPT))  # nobody trains on it
+        assert engine.asked == ["identity", "metrics"] * (version > 0)
+
+
+async def test_a_process_that_is_no_name_is_no_answer() -> None:
+    engine = with_plugin()
+    answer = {"choices": [{"index": 0, "token_ids": [1]}], "engine_process": 7}
+    engine.script.extend([lambda _: StubEngine.json(answer)] * 9)
+    async with running({"e0": engine}, **NOT_ASKED) as proxy:
+        refused = await proxy.generate(request_body(PROMPT))
+        assert (refused.status_code, refused.json()["code"]) == (502, "engine_answer_malformed")
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 405, 418])
+async def test_only_a_404_means_that_an_engine_has_no_such_route(status: int) -> None:
+    engine = with_plugin()
+    engine.identity_status = status
+    async with running({"e0": engine}, waits=False) as proxy:
+        await until(lambda: proxy.parts.book.get("e0").misfit is not None)
+        out = (await view_of(proxy, "e0"))["why_out"]
+        assert out.startswith(f"identity_unreadable: /inference/v1/sideband: status {status}")
+        engine.identity_status = 200
+        await until(lambda: proxy.parts.book.is_serving(proxy.parts.book.get("e0")))
+
+
+@pytest.mark.parametrize("status", [401, 403, 429])
+async def test_an_engine_that_refuses_to_say_what_it_runs_was_not_started_anew(
+    tmp_path: Path, status: int
+) -> None:
+    engine = StubEngine(identity=IDENTITY | {"policy_version": 3})
+    async with running({"e0": engine}, root=tmp_path / "root", **NOT_ASKED) as proxy:
+        assert (await openai(proxy)).status_code == 200
+        engine.identity_status = status
+        refused = await openai(proxy)
+        assert refused.status_code in {502, 503}
+        assert refused.json()["code"] != "no_engine"
+        assert len(proxy.parts.keeper.turns) == 1
+        assert proxy.parts.book.get("e0").policy_version == 3
+
+
+def says(version: int | None = None, process: str | None = None, *, route: bool = True) -> Said:
+    identity = EngineIdentity(is_by_handle=True, policy_version=version) if route else None
+    return Said(identity=identity, process=process)
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        (says(process="a"), KNOWN),
+        (says(process="b"), Weights(policy_version=1, process="b")),
+        (says(), Weights(policy_version=1)),
+        (says(5, "a"), Weights(policy_version=5, is_named=True, process="a")),
+        (says(5, "b"), Weights(policy_version=5, is_named=True, process="b")),
+        (says(process="a", route=False), KNOWN),
+        (says(process="b", route=False), Weights(policy_version=1, process="b")),
+        (says(route=False), Weights(policy_version=1)),
+    ],
+)
+def test_what_an_engine_runs_follows_from_its_process(told: Said, found: Weights) -> None:
+    assert weights_of(told, KNOWN, at_start=1) == found
+
+
+def test_the_first_sign_of_a_process_is_that_of_what_is_known() -> None:
+    reported = Weights(policy_version=3, is_reported=True)
+    assert weights_of(says(process="a"), reported, at_start=1) == KNOWN
+    on_record = Weights(policy_version=3)
+    bound = Weights(policy_version=3, process="a")
+    assert weights_of(says(process="a", route=False), on_record, at_start=1) == bound
+
+
+def test_an_engine_that_had_the_route_and_has_it_no_more_was_started_anew() -> None:
+    named_ones = Weights(policy_version=3, is_named=True)
+    other = says(route=False)
+    found = weights_of(other, named_ones, at_start=1, had_route=True)
+    assert found == Weights(policy_version=1)
+    assert weights_of(other, named_ones, at_start=1, had_route=False) == named_ones
+
+
+@pytest.mark.parametrize(
+    ("names", "process", "at_least", "is_shown"),
+    [
+        ([], "a", 3, True),
+        ([], None, 3, False),
+        (["default"], None, 3, False),  # reported, and never named: it says nothing
+        (["default"], "a", 3, True),
+        (["3"], "b", 3, True),  # started anew with weights that it names
+        ([], "b", 1, True),  # no older than those of the start
+        ([], "b", 3, None),
+        (["default"], "b", 3, None),
+        (["2"], "a", 3, None),
+    ],
+)
+def test_names_and_process_decide_together(
+    names: list[str], process: str | None, at_least: int, is_shown: bool | None
+) -> None:
+    book, engine = engine_of(at_start=1)
+    book.report(3)
+    asked: dict[str, Any] = {"at_least": at_least, "known": KNOWN, "process": process}
+    if is_shown is not None:
+        assert check_weights(engine, named(*names), **asked) is is_shown
+        return
+    with pytest.raises(EngineBehind):
+        check_weights(engine, named(*names), **asked)
+
+
+def test_another_process_with_weights_that_are_new_enough_is_asked_who_it_is() -> None:
+    book, engine = engine_of()
+    book.told(engine, says(process="a"), run_id=None, known=engine.weights, doubts=0)
+    book.probed(engine, now_s=0.0)
+    assert not engine.is_doubted
+    assert check_weights(engine, [], at_least=0, known=engine.weights, process="b")
+    assert engine.is_doubted
+
+
+@pytest.mark.parametrize("is_dead", [True, False])
+def test_a_mute_engine_where_nobody_listened_has_the_weights_of_its_start(is_dead: bool) -> None:
+    book, engine = engine_of()
+    book.begin_at(3)
+    book.failed(engine, "refused", now_s=0.0, is_dead=True, is_probe=True)  # it starts yet
+    book.probed(engine, now_s=0.0)
+    assert book.is_serving(engine)
+    for _ in range(3):
+        book.failed(engine, "refused", now_s=0.0, is_dead=is_dead)
+    book.probed(engine, now_s=0.0)
+    assert engine.health.state == "healthy"
+    assert (book.is_serving(engine), engine.policy_version) == (not is_dead, 0 if is_dead else 3)
+    book.report(3)
+    assert book.is_serving(engine)
+
+
+@pytest.mark.parametrize(
+    "known", [Weights(policy_version=3, is_named=True), KNOWN], ids=["named", "process"]
+)
+def test_an_engine_that_can_say_what_it_runs_is_asked_instead(known: Weights) -> None:
+    book, engine = engine_of()
+    book.probed(engine, now_s=0.0)
+    engine.weights = known
+    book.failed(engine, "refused", now_s=0.0, is_dead=True)
+    assert engine.weights == known
+    assert engine.is_doubted
+
+
+def test_the_process_that_has_the_weights_is_known_in_all_workers() -> None:
+    leader, follower = leader_and_follower()
+    engine = leader.get("e0")
+    leader.told(engine, says(process="a"), run_id=None, known=engine.weights, doubts=0)
+    leader.report(3, ["e0"], processes={"e0": "b"})
+    new = leader_and_follower()[1]
+    adopt(said(leader, 1), follower, Gate())
+    restore(state_of(leader, Gate(), is_settled=True, number=1), new, Gate())
+    for book in (leader, follower, new):
+        assert book.get("e0").weights == Weights(policy_version=3, is_reported=True, process="b")
+    assert isinstance(follower, FollowingBook)
