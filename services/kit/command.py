@@ -38,19 +38,36 @@ def settings_of(kind: type[S], service: str, argv: Sequence[str] | None = None) 
         return kind()
     except ValidationError as exc:
         faults = exc.errors(include_url=False, include_input=False)
-        lines = [_line(prefix, fault["loc"], fault["msg"]) for fault in faults]
+        lines = [_line(kind, fault["loc"], fault["msg"]) for fault in faults]
         parser.exit(2, "".join(f"{parser.prog}: {line}\n" for line in lines))
     except SettingsError as exc:  # a list or an object that is no JSON
         (name,) = _NAMED.findall(str(exc))
-        line = _line(prefix, (name,), f"must be JSON: {exc.__cause__}")
+        line = _line(kind, (name,), f"must be JSON: {exc.__cause__}")
         parser.exit(2, f"{parser.prog}: {line}\n")
 
 
-def _line(prefix: str, place: Sequence[int | str], rule: str) -> str:
+def _line(kind: type[ServiceSettings], place: Sequence[int | str], rule: str) -> str:
     """``SIDEBAND_PROXY_ENGINES[0].role: must ...``; a rule between settings names them itself."""
     rule = rule.removeprefix("Value error, ")
     if not place:
-        return rule
+        return by_variables(kind, rule)
     name, *parts = place
     inside = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
-    return f"{prefix}{str(name).upper()}{inside}: {rule}"
+    return f"{_variable(kind, str(name))}{inside}: {rule}"
+
+
+def by_variables(kind: type[ServiceSettings], rule: str) -> str:
+    """A rule between settings, which it names by their variables.
+
+    A name of several words is one wherever it stands; one of a single word, such as ``start``, at
+    the rule's beginning or before a ``=`` only: elsewhere it is a word like any other.
+    """
+    names = sorted(kind.model_fields, key=len, reverse=True)
+    of_words = "|".join(name for name in names if "_" in name)
+    single = "|".join(name for name in names if "_" not in name)
+    found = rf"\b(?:{of_words})\b|^(?:{single})(?=:| is | must )|\b(?:{single})(?==)"
+    return re.sub(found, lambda match: _variable(kind, match[0]), rule)
+
+
+def _variable(kind: type[ServiceSettings], name: str) -> str:
+    return f"{kind.model_config.get('env_prefix')}{name.upper()}"

@@ -49,7 +49,7 @@ class ServiceSettings(BaseSettings):
         if self.tokens_file is None and not self.admin_tokens:
             if not self.is_loopback:
                 raise ValueError(
-                    f"admin_tokens is empty: host {self.host} is reachable beyond loopback, "
+                    f"admin_tokens is empty: host={self.host} is reachable beyond loopback, "
                     "so at least one token is needed, there or in tokens_file"
                 )
             if self.data_tokens:

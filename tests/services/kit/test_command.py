@@ -1,6 +1,7 @@
 """A service's command line: help, and settings that cannot be as lines for people."""
 
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from services.inference_proxy.config import ProxySettings
-from services.kit.command import settings_of
+from services.kit.command import by_variables, settings_of
 from services.kit.documents import SERVICES, settings_class
 from services.kit.settings import ServiceSettings
+from services.orchestrator.config import OrchestratorSettings
 from services.trainer_feed.config import FeedSettings
 
 
@@ -75,14 +77,79 @@ def test_a_part_of_a_setting_is_named_where_it_stands(
     assert ": SIDEBAND_PROXY_ENGINES[1].role: Input should be" in capsys.readouterr().err
 
 
-def test_a_rule_between_settings_is_told_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+PAIR = '[{"name": "p0", "url": "http://p", "role": "prefill"}]'
+SPILLED = '[{"name": "e0", "url": "http://e", "spill": "proxy"}]'
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "said"),
+    [
+        (
+            ProxySettings,
+            {"HOST": "0.0.0.0"},
+            "SIDEBAND_PROXY_ADMIN_TOKENS is empty: SIDEBAND_PROXY_HOST=0.0.0.0 is reachable beyond "
+            "loopback, so at least one token is needed, there or in SIDEBAND_PROXY_TOKENS_FILE",
+        ),
+        (
+            ProxySettings,
+            {"ENGINES": PAIR},
+            "SIDEBAND_PROXY_ENGINES: prefill and decode come together, one of each at least",
+        ),
+        (
+            ProxySettings,
+            {"ENGINES": SPILLED, "PAYLOAD_ROOT": "/x"},
+            "SIDEBAND_PROXY_MODEL_CONFIG_PATH: `spill: proxy` needs the model's config.json",
+        ),
+        (
+            OrchestratorSettings,
+            {"RESUME_FROM_STEP": "3"},
+            "SIDEBAND_ORCHESTRATOR_RESUME_FROM_STEP: needs a SIDEBAND_ORCHESTRATOR_START_ID, "
+            "or each restart would go back",
+        ),
+        (
+            OrchestratorSettings,
+            {"RESUME_FROM_STEP": "3", "START": "fresh"},
+            "SIDEBAND_ORCHESTRATOR_RESUME_FROM_STEP: a fresh start has no step to resume from",
+        ),
+        (
+            FeedSettings,
+            {"CURVE_KEY_FILE": "k"},
+            "SIDEBAND_FEED_CURVE_KEY_FILE and SIDEBAND_FEED_CURVE_RANKS_DIR come together",
+        ),
+        (
+            FeedSettings,
+            {"ENDPOINT": "tcp://0.0.0.0:5600"},
+            "SIDEBAND_FEED_ENDPOINT is ",
+        ),
+    ],
+)
+def test_a_rule_between_settings_names_their_variables(
+    kind: type[ServiceSettings],
+    given: dict[str, str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("SIDEBAND_PROXY_HOST", "0.0.0.0")
+    prefix = str(kind.model_config.get("env_prefix"))
+    if kind is FeedSettings:
+        given = {"RUN_ID": "run-1", **given}
+    for name, value in given.items():
+        monkeypatch.setenv(prefix + name, value)
     with pytest.raises(SystemExit):
-        settings_of(ProxySettings, "inference_proxy", [])
+        settings_of(kind, "any", [])
     shown = capsys.readouterr().err
-    assert shown.startswith("python -m services.inference_proxy: admin_tokens is empty: host 0.0")
+    assert f"python -m services.any: {said}" in shown
+    of_words = [name for name in kind.model_fields if "_" in name]
+    assert not [name for name in of_words if re.search(rf"\b{name}\b", shown)]
+
+
+def test_a_word_that_is_also_a_setting_stays_a_word() -> None:
+    rule = "start: a start has one start, and start=fresh, restart=y, admin_tokens2, data_tokens"
+    assert by_variables(OrchestratorSettings, rule) == (
+        "SIDEBAND_ORCHESTRATOR_START: a start has one start, and "
+        "SIDEBAND_ORCHESTRATOR_START=fresh, restart=y, admin_tokens2, "
+        "SIDEBAND_ORCHESTRATOR_DATA_TOKENS"
+    )
 
 
 def test_an_argument_that_is_not_known_is_refused() -> None:
