@@ -3,6 +3,8 @@
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import survived
+
 settings.register_profile(
     "fast",
     max_examples=50,
@@ -35,3 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--nfs-at", default="", help="command that runs one on an NFS client")
     parser.addoption("--nfs-shared", default="", help="folder that NFS clients see at their /")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What the seeded tests that passed have injected and survived."""
+    survived.tell(terminalreporter)

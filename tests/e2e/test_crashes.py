@@ -8,6 +8,7 @@ import pytest
 from simulation.checker import CheckPlan, Result
 from simulation.crash_check import KILLS_MAX, check_crashes
 from simulation.plan import Scenario
+from tests.survived import note
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 PARTS = {"proxy", "orchestrator", "feed", "engine-prefill", "engine-decode", "environment", "rank"}
@@ -19,7 +20,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("crash_seed", range(1, count + 1))
 
 
-def test_every_part_may_die_at_any_time(crash_seed: int, tmp_path: Path) -> None:
+def test_every_part_may_die_at_any_time(
+    crash_seed: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     plan = CheckPlan(out=tmp_path, scenario=Scenario(seed=crash_seed, groups=24))
     result = Result()
     killer = asyncio.run(check_crashes(plan, result, model="sim-uint16"))
@@ -27,3 +30,4 @@ def test_every_part_may_die_at_any_time(crash_seed: int, tmp_path: Path) -> None
     assert not wrong, killer.killed
     assert set(killer.killed) == PARTS
     assert killer.killed.total() == KILLS_MAX
+    note(request.node, "parts killed with kill -9", [crash_seed], killer.killed)

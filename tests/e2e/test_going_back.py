@@ -13,6 +13,7 @@ from simulation.checker import CheckPlan, Result
 from simulation.plan import Scenario
 from simulation.return_check import RETURNS, Material, check_returns, make_material
 from simulation.return_plan import POINTS, plan_returns
+from tests.survived import note
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -30,7 +31,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
 
 
 def test_what_is_trained_again_is_the_same_whoever_dies_meanwhile(
-    material: Material, crash_seed: int, tmp_path: Path
+    material: Material, crash_seed: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     result, plan = Result(), CheckPlan(out=tmp_path)
     returner = asyncio.run(check_returns(material, plan, result, seed=crash_seed))
@@ -45,3 +46,5 @@ def test_what_is_trained_again_is_the_same_whoever_dies_meanwhile(
     assert [record["start_id"] is not None for record in returner.records] == [
         plan.is_by_start for plan in plans
     ]
+    killed = Counter({f"{part} ({point})": n for (point, part), n in returner.killed.items()})
+    note(request.node, "parts killed while a trainer goes back", [crash_seed], killed)

@@ -18,6 +18,7 @@ import structlog
 from services.orchestrator.ledger import LedgerFailed
 from tests.faults.simulated_orchestrator import Process
 from tests.faults.simulated_world import CrashingLoop, Dead, World, inline
+from tests.survived import note
 
 SEEDS = 200
 PIECES = 10  # tests, so that they spread over workers and time out one by one
@@ -84,7 +85,9 @@ def check(seed: int, world: World) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("piece", range(PIECES))
-def test_nothing_is_lost_trained_twice_or_left_behind(piece: int) -> None:
+def test_nothing_is_lost_trained_twice_or_left_behind(
+    piece: int, request: pytest.FixtureRequest
+) -> None:
     logging.disable(logging.CRITICAL)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
@@ -99,6 +102,8 @@ def test_nothing_is_lost_trained_twice_or_left_behind(piece: int) -> None:
             assert crashes > SEEDS // PIECES, "the seeds do crash"
             assert returns > SEEDS // PIECES or piece % 2, "the trainer does go back"
             assert starts > SEEDS // PIECES // 2 or piece % 2, "also with a start"
+        counts = {"crashes": crashes, "returns": returns, "starts": starts}
+        note(request.node, "simulated lives", range(piece, SEEDS, PIECES), counts)
     finally:
         structlog.reset_defaults()
         logging.disable(logging.NOTSET)
