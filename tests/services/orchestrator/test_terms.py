@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from services.orchestrator import ending, leasing
+from services.orchestrator.app import describe
 from services.orchestrator.errors import LedgerUnavailable
 from services.orchestrator.ledger import LeadershipLost, LedgerError, LedgerFailed
 from services.orchestrator.records import Change
@@ -36,6 +37,7 @@ class FaultyLedger(PlainLedger):
     def __init__(self) -> None:
         super().__init__()
         self.errors: list[LedgerError] = []
+        self.commits = 0
         self.is_lost_after = False  # it fails after it has kept what it was given
         self.gate, self.is_asked = asyncio.Event(), asyncio.Event()
         self.gate.set()
@@ -48,6 +50,7 @@ class FaultyLedger(PlainLedger):
             if self.is_lost_after:
                 self.apply(changes)
             raise error
+        self.commits += any(changes)
         self.apply(changes)
 
 
@@ -135,6 +138,51 @@ async def test_while_the_ledger_is_away_every_answer_is_a_503_and_it_is_not_read
         assert_problem(await bench.http.get("/readyz"), 503, "not_ready")
         assert (await bench.http.get("/healthz")).status_code == 200
         assert (await retried(bench, "/v1/leases", LEASE)).status_code == 200
+
+
+CHANGES: list[tuple[str, str, dict[str, Any] | None]] = [
+    ("POST", "/v1/leases", {**LEASE, "rollout_id": "new", "group_id": "new"}),
+    ("POST", "/v1/leases/{lease_id}/renew", {"files": []}),
+    ("DELETE", "/v1/leases/{lease_id}", None),
+    ("POST", "/v1/rollouts", {"rollout_id": "r1", "status": "failed"}),
+    ("DELETE", "/v1/rollouts/r0", None),
+    ("PUT", "/v1/policy-version", {"policy_version": 1}),
+    ("POST", "/v1/admin/pause", None),
+    ("POST", "/v1/admin/resume", None),
+    ("POST", "/v1/admin/drain", None),
+    ("POST", "/v1/admin/go-back", {"step": 0}),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body"), CHANGES)
+async def test_no_change_is_answered_before_it_is_durable(
+    tmp_path: Path, method: str, path: str, body: dict[str, Any] | None
+) -> None:
+    ledger = FaultyLedger()
+    async with bench_on(tmp_path, ledger, lease_timeout_s=600.0) as bench:
+        await bench.lease("r0")
+        await bench.deliver("r0", plain_turn("r0.t0", [1, 2], [3]))
+        lease_id = (await bench.lease("r1"))["lease_id"]
+        if path.endswith("/resume"):
+            await bench.http.post("/v1/admin/pause")
+        commits = ledger.commits
+        ledger.errors = [LedgerFailed("as told")]
+        answer = await bench.http.request(method, path.format(lease_id=lease_id), json=body)
+        assert_problem(answer, 503, "ledger_unavailable")
+        assert ledger.commits == commits, "nothing was kept"
+
+
+async def test_every_request_that_changes_something_is_tried() -> None:
+    document = describe().openapi()["paths"]
+    changing = {
+        (method.upper(), path)
+        for path, operations in document.items()
+        for method in operations
+        if method != "get"
+    }
+    tried = {(method, path.replace("/r0", "/{rollout_id}")) for method, path, _ in CHANGES}
+    # A sweep changes nothing that is decided, and a run is reopened through the feed.
+    assert changing - tried == {("POST", "/v1/admin/sweep"), ("POST", "/v1/admin/reopen")}
 
 
 async def test_a_repeat_and_a_view_wait_for_what_they_show(tmp_path: Path) -> None:
