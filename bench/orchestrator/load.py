@@ -34,6 +34,8 @@ class Outcome:
     latencies_s: list[float] = field(default_factory=list)  # of deliveries, from when they were due
     seconds: float = 0.0
     cpu_s: float = 0.0  # of the service, over those seconds
+    half_bytes: int = 0  # resident in the service, when half of the deliveries were due
+    end_bytes: int = 0
     steps: int = 0
     metrics: str = ""
 
@@ -108,12 +110,15 @@ class _Client:
         begin_s, before = time.perf_counter(), self._process.cpu_times()
         async with asyncio.TaskGroup() as group:
             for number in range(count):
+                if number == count // 2:
+                    self._outcome.half_bytes = self._process.memory_info().rss
                 due_s = begin_s + number / self._rate
                 wait_s = due_s - time.perf_counter()
                 if wait_s > 0:
                     await asyncio.sleep(wait_s)
                 group.create_task(self._deliver(due_s))
         self._outcome.seconds = time.perf_counter() - begin_s
+        self._outcome.end_bytes = self._process.memory_info().rss
         after = self._process.cpu_times()
         self._outcome.cpu_s = after.user + after.system - before.user - before.system
 
