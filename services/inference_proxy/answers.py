@@ -15,6 +15,7 @@ from msgspec import Struct
 from services.inference_proxy.identity import ProcessName
 from services.inference_proxy.limits import COMPLETION_TOKENS_MAX, TOKEN_ID_MAX
 from sideband.engines.forms import RoutingValue, routing_size_bytes
+from sideband.engines.long_text import LongText
 from sideband.engines.vllm.processes import ENGINE_PROCESS
 from sideband.errors import InvalidInput, PayloadError
 from sideband.fields import FIELDS
@@ -227,7 +228,7 @@ def read_token_ids(raw: Mapping[str, Any], index: int) -> list[int]:
 def read_routed_experts(raw: Mapping[str, Any], index: int) -> RoutingValue | None:
     """``routed_experts`` of a choice, not yet decoded. Raises MalformedAnswer."""
     value: RoutingValue | None = raw.get("routed_experts")
-    if value is not None and not isinstance(value, (str, dict, np.ndarray)):
+    if value is not None and not isinstance(value, (str, LongText, dict, np.ndarray)):
         raise MalformedAnswer(f"choices.{index}.routed_experts", "must be base64 or an object")
     return value
 

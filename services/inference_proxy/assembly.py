@@ -20,7 +20,7 @@ from services.inference_proxy.inline import (
     merge_rows,
     valid_ranges,
 )
-from sideband.engines.forms import routing_text
+from sideband.engines.forms import RoutingText, routing_text
 from sideband.model import ModelShape
 from sideband.segments import by_field, coverage, merge_prefill_decode
 
@@ -61,7 +61,7 @@ def from_one(
     body = {**answer.body, "request_id": request_id, "kv_transfer_params": None}
     ranges: dict[int, list[Range]] = {}
     starts: dict[str, int] = {}
-    texts: dict[int, str] = {}
+    texts: dict[int, RoutingText] = {}
     for choice in answer.choices:
         rows = None
         if reads_rows:
@@ -119,7 +119,7 @@ def from_pair(
 class MergedRows:
     """The rows of a pair: the choice's ``routed_experts`` and members of the answer's top level."""
 
-    text: str | None
+    text: RoutingText | None
     members: dict[str, Any]
     ranges: list[Range]
     files: frozenset[str]

@@ -14,8 +14,6 @@ from contextlib import (
 )
 from dataclasses import dataclass
 
-import msgspec
-
 from services.inference_proxy.answers import Answer, Expected, MalformedAnswer
 from services.inference_proxy.assembly import Outcome, from_one, from_pair
 from services.inference_proxy.calls import EngineCalls
@@ -24,6 +22,7 @@ from services.inference_proxy.engine import Engine, Role
 from services.inference_proxy.events import EVENT_STREAM
 from services.inference_proxy.identity import Weights
 from services.inference_proxy.janitor import Janitor
+from services.inference_proxy.long_json import Parts, size_of, write_long
 from services.inference_proxy.offload import offload
 from services.inference_proxy.planning import Plan
 from services.inference_proxy.reading import read_whole
@@ -151,7 +150,7 @@ class Attempts:
             answer = await self._one_spilled(plan, ids.of(leg), engine, leg, body, self._spill)
         else:
             async with self._open(plan, engine, leg, body) as reply:
-                content = await reply.whole()
+                content = await reply.parts()
             answer = await self._read(plan, engine, content, plan.expected(ids.of(leg)), known)
         if leg == "prefill" and [len(c.token_ids) > 1 for c in answer.choices] != [False]:
             raise MalformedAnswer("choices", "must be one, of one token, in a prefill leg")
@@ -171,16 +170,16 @@ class Attempts:
         async with AsyncExitStack() as held:
             async with self._open(plan, engine, leg, body) as reply:
                 await held.enter_async_context(spill.room(reply.size_bytes))
-                content = await reply.whole()
+                content = await reply.parts()
             answer = await self._read(plan, engine, content, expected, known)
             return await spill.spilled(plan, leg, request_id, answer)
 
     async def _read(
-        self, plan: Plan, engine: Engine, content: bytes, expected: Expected, known: Weights
+        self, plan: Plan, engine: Engine, content: Parts, expected: Expected, known: Weights
     ) -> Answer:
         """The answer, checked. ``known`` is what was known of the weights when it was asked."""
         answer = await offload(
-            lambda: read_whole(engine.dialect, content, expected), size_bytes=len(content)
+            lambda: read_whole(engine.dialect, content, expected), size_bytes=size_of(content)
         )
         if plan.is_train:
             await self._calls.check_weights(
@@ -224,7 +223,7 @@ class Attempts:
             engine,
             engine.dialect.generate_path,
             leg=leg,
-            content=msgspec.json.encode(body),
+            content=b"".join(write_long(body)),
             headers=plan.call.headers,
             reading=mask_refusal_reader(engine, plan.call.body),
         )

@@ -1,14 +1,16 @@
 """Server-sent events as vLLM sends them: split a byte stream, read an event, write one. Pure."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-import orjson
-
+from services.inference_proxy.long_json import Parts, dump_long, read_long
 from services.inference_proxy.upstream import parsed
 
 EVENT_STREAM: Final = "text/event-stream"
 DONE: Final = b"data: [DONE]"
+JOINED_BYTES_MAX: Final = 1 << 20  # of an event handled as one; a larger one has the seam in it
+_BLANK: Final = re.compile(rb"\n\n|\r\n\r\n")
 
 
 class EventTooLarge(Exception):
@@ -21,7 +23,8 @@ class EventTooLarge(Exception):
 class EventSplitter:
     """Cuts a byte stream into whole events, each without its blank line.
 
-    Bytes are kept as a list until an event ends, so that a large last event costs linear time.
+    A large event stays in the parts in which it came, perhaps with a line's end; a small one has
+    one part.
     """
 
     def __init__(self, *, bytes_max: int) -> None:
@@ -29,25 +32,39 @@ class EventSplitter:
         self._seam = b""  # the last three bytes: a blank line may lie across reads
         self._size_bytes, self._bytes_max = 0, bytes_max
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes) -> Iterator[Parts]:
         """Events that ``data`` completes. Raises EventTooLarge."""
         seen = self._seam + data
         self._seam = seen[-3:]
         if b"\n\n" not in seen and b"\r\n\r\n" not in seen:
             self._keep(data)
             return
+        if self._size_bytes > JOINED_BYTES_MAX:
+            stop = _BLANK.search(seen)
+            assert stop is not None, "it was seen"
+            begun_bytes = len(seen) - len(data)
+            yield self._taken(data[: max(0, stop.start() - begun_bytes)])
+            data = data[max(0, stop.end() - begun_bytes) :]
         whole = b"".join(self._parts) + data
         *events, rest = whole.replace(b"\r\n", b"\n").split(b"\n\n")
         self._parts, self._size_bytes = [], 0
         if rest:
             self._keep(rest)
-        yield from (event for event in events if event.strip())
+        yield from ((event,) for event in events if event.strip())
 
-    def rest(self) -> bytes:
-        """What is left when the stream ends without a blank line."""
-        whole = b"".join(self._parts)
+    def rest(self) -> Parts:
+        """What is left when the stream ends without a blank line; nothing of an empty one."""
+        if self._size_bytes > JOINED_BYTES_MAX:
+            return self._taken(b"")
+        whole = b"".join(self._taken(b"")).strip()
+        return (whole,) if whole else ()
+
+    def _taken(self, last: bytes) -> Parts:
+        first, *others = (*self._parts, last)
         self._parts, self._size_bytes = [], 0
-        return whole.strip()
+        while others and len(first) < len(DONE):  # what an event is shows in its first part
+            first += others.pop(0)
+        return (first, *others)
 
     def _keep(self, data: bytes) -> None:
         self._parts.append(data)
@@ -56,14 +73,28 @@ class EventSplitter:
             raise EventTooLarge(self._bytes_max)
 
 
-def read_event(event: bytes) -> dict[str, Any] | None:
-    """The JSON object of an event; None for anything else (a comment, ``[DONE]``)."""
-    if not event.startswith(b"data:"):
+def read_event(event: Parts) -> dict[str, Any] | None:
+    """The JSON object of an event; None for anything else (a comment, ``[DONE]``).
+
+    Raises TooMuchBeside.
+    """
+    first, *others = event
+    if not first.startswith(b"data:"):
         return None
-    body = parsed(event[5:])
+    body = read_long((first[5:], *others), parsed) if others else parsed(first[5:])
     return body if isinstance(body, dict) else None
 
 
-def write_event(body: dict[str, Any]) -> bytes:
+def write_event(body: dict[str, Any]) -> Parts:
     """One event with its blank line."""
-    return b"data: " + orjson.dumps(body) + b"\n\n"
+    first, *others = dump_long(body)
+    if not others:
+        return (b"data: " + first + b"\n\n",)
+    return (b"data: ", first, *others, b"\n\n")
+
+
+def joined_if_small(parts: Sequence[bytes]) -> Sequence[bytes]:
+    """What is sent at a time."""
+    if len(parts) > 1 and sum(map(len, parts)) <= JOINED_BYTES_MAX:
+        return (b"".join(parts),)
+    return parts

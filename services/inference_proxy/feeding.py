@@ -17,6 +17,7 @@ from services.inference_proxy.answers import (
 )
 from services.inference_proxy.attempts import Opened
 from services.inference_proxy.events import read_event
+from services.inference_proxy.long_json import Parts, TooMuchBeside, size_of
 from services.inference_proxy.offload import offload
 from services.inference_proxy.planning import Plan
 from services.inference_proxy.reading import read_part
@@ -56,7 +57,7 @@ class EventFeed:
         if spill is not None and opened.engine.spills and plan.run_id is not None:
             self._spill = StreamSpill(spill, opened, plan)
 
-    async def parts(self, event: bytes) -> list[bytes]:
+    async def parts(self, event: Parts) -> list[bytes]:
         """What the client gets for one event.
 
         Raises MalformedAnswer, UpstreamError, SpillFailed, RootNotReady.
@@ -67,21 +68,24 @@ class EventFeed:
             await self._confirm()
         return parts
 
-    async def _parts(self, event: bytes) -> list[bytes]:
+    async def _parts(self, event: Parts) -> list[bytes]:
         if self._spill is None:
-            return await offload(lambda: self._taken(event), size_bytes=len(event))
-        body = await offload(lambda: self._read(event), size_bytes=len(event))
+            return await offload(lambda: self._taken(event), size_bytes=size_of(event))
+        body = await offload(lambda: self._read(event), size_bytes=size_of(event))
         if body is None:
             return self._relay.take_other(event)
-        body = await self._spill.without_rows(body, size_bytes=len(event))
+        body = await self._spill.without_rows(body, size_bytes=size_of(event))
         return self._relay.take_body(body)
 
-    def _taken(self, event: bytes) -> list[bytes]:
+    def _taken(self, event: Parts) -> list[bytes]:
         body = self._read(event)
         return self._relay.take_other(event) if body is None else self._relay.take_body(body)
 
-    def _read(self, event: bytes) -> Json | None:
-        body = read_event(event)
+    def _read(self, event: Parts) -> Json | None:
+        try:
+            body = read_event(event)
+        except TooMuchBeside as exc:
+            raise MalformedAnswer("event", str(exc)) from exc
         if body is None or "error" in body:
             return body
         body = read_part(self._reader, body)

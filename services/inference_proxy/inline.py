@@ -7,23 +7,31 @@ with a hole only the run that ends the sequence stays (decisions/0005).
 Legend: N rows, L layers (columns), K expert ids per layer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from services.inference_proxy.answers import Choice, MalformedAnswer
 from services.inference_proxy.limits import ANSWER_BYTES_MAX
-from sideband.engines.forms import RoutingValue, decode_routing, routing_text
+from sideband.engines.forms import (
+    RoutingText,
+    RoutingValue,
+    decode_routing,
+    routing_text,
+    text_of,
+)
 from sideband.engines.inline import (
     InvalidInlineRouting,
     RowArray,
-    encode_npy_base64,
     routing_position,
 )
 from sideband.routing.rows import valid_rows
 from sideband.segments import InlineSegment, merge_prefill_decode
+
+BLOCK_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,7 +40,7 @@ class InlineRows:
 
     pos: int
     rows_NLK: RowArray
-    text: str
+    text: RoutingText
 
     @property
     def stop(self) -> int:
@@ -95,7 +103,7 @@ def merge_rows(
     if not run:
         return None
     rows = cast("RowArray", np.concatenate([segment.data for segment in run]))
-    return InlineRows(pos=run[0].pos, rows_NLK=rows, text=encode_npy_base64(rows))
+    return InlineRows(pos=run[0].pos, rows_NLK=rows, text=text_of(rows))
 
 
 def valid_ranges(rows: InlineRows) -> list[tuple[int, int]]:
@@ -107,12 +115,34 @@ def valid_ranges(rows: InlineRows) -> list[tuple[int, int]]:
     """
     if not len(rows.rows_NLK):
         return []
-    routed_L = rows.rows_NLK.any(axis=(0, 2))
-    valid_N = valid_rows(rows.rows_NLK[:, routed_L], id_space=1 << 16)
-    if not routed_L.any() and rows.rows_NLK.shape[2] > 1:
-        valid_N[:] = False
+    routed_L = _routed(rows.rows_NLK)
+    if routed_L.any() or rows.rows_NLK.shape[2] == 1:
+        blocks = [
+            valid_rows(block if routed_L.all() else block[:, routed_L], id_space=1 << 16)
+            for block in _blocks(rows.rows_NLK)
+        ]
+        valid_N = np.concatenate(blocks)
+    else:
+        valid_N = np.zeros(len(rows.rows_NLK), np.bool_)
     edges = np.flatnonzero(np.diff(np.concatenate(([0], valid_N.view(np.int8), [0]))))
     return [(rows.pos + int(a), rows.pos + int(b)) for a, b in edges.reshape(-1, 2)]
+
+
+def _routed(rows_NLK: RowArray) -> NDArray[np.bool_]:
+    """Which columns are not zero in every row."""
+    routed_L = np.zeros(rows_NLK.shape[1], np.bool_)
+    for block in _blocks(rows_NLK):
+        routed_L |= block.any(axis=(0, 2))
+        if routed_L.all():
+            break
+    return routed_L
+
+
+def _blocks(rows_NLK: RowArray) -> Iterator[RowArray]:
+    """The rows in blocks of about BLOCK_BYTES: what looks at one takes some milliseconds."""
+    count = max(1, BLOCK_BYTES * len(rows_NLK) // max(1, rows_NLK.nbytes))
+    for start in range(0, len(rows_NLK), count):
+        yield rows_NLK[start : start + count]
 
 
 def _decode(value: RoutingValue) -> tuple[RowArray, int | None]:

@@ -6,6 +6,7 @@ from typing import Final
 
 from services.inference_proxy.kept import KeptTurns
 from services.inference_proxy.kept_turn import KeptTurn
+from services.inference_proxy.long_json import Parts
 from services.inference_proxy.planning import Plan
 from services.inference_proxy.recording import (
     EncodedChoice,
@@ -35,7 +36,7 @@ class Keeper:
         """A record to be filled with a stream's events, if its turn is to be kept."""
         return TurnRecord() if self.keeps(plan) else None
 
-    def unread(self, plan: Plan, answer: bytes, indices: Collection[int]) -> KeptTurn:
+    def unread(self, plan: Plan, answer: Parts, indices: Collection[int]) -> KeptTurn:
         """The turn of a whole answer, as the client gets it with the engine's log probabilities."""
         call = plan.call
         call.lazy_prompt.settle()

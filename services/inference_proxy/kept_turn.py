@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
+from services.inference_proxy.long_json import Parts
 from services.inference_proxy.prompts import Prompt
 from services.inference_proxy.recording import TurnChoice
 from services.inference_proxy.turn_problems import TurnIncomplete, TurnProblem
@@ -49,9 +50,9 @@ class Found:
         """What has to be read."""
         return sum(choice.size_bytes for _, choice in self.turns)
 
-    def encoded(self) -> list[bytes]:
+    def encoded(self) -> list[Parts]:
         """The turns, in order. Slow when large. Raises a TurnProblem for the first fault."""
-        found: list[bytes] = []
+        found: list[Parts] = []
         for request_id, choice in self.turns:
             turn = choice.encoded()
             if turn is None:

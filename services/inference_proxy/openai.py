@@ -18,7 +18,9 @@ from services.inference_proxy.admission import Gate
 from services.inference_proxy.attempts import mask_refusal_reader
 from services.inference_proxy.calls import EngineCalls
 from services.inference_proxy.engines import EngineBook
+from services.inference_proxy.long_json import Parts, dump_long, size_of
 from services.inference_proxy.offload import offload
+from services.inference_proxy.reading import read_parts
 from services.inference_proxy.refusals import Refused, check_places
 from services.inference_proxy.retries import RetryLimits, retried
 from services.inference_proxy.upstream import Reply, UpstreamError, parsed
@@ -94,7 +96,9 @@ class OpenAIService:
         role = self._book.roles[-1]  # decode of a pair, else colocated
         if self._book.is_pair and body is not None:
             content = await self._prefill(call, body, avoid)
-            prefilled = await offload(lambda: parsed(content), size_bytes=len(content))
+            prefilled = await offload(
+                lambda: read_parts(content, parsed), size_bytes=size_of(content)
+            )
         engine = self._calls.choose(role, session=call.session_id, avoid=avoid)
         if prefilled is not None and body is not None:
             answer = prefilled if isinstance(prefilled, dict) else {}
@@ -105,7 +109,7 @@ class OpenAIService:
                 engine,
                 call.path,
                 leg="openai",
-                content=None if body is None else orjson.dumps(body),
+                content=None if body is None else b"".join(dump_long(body)),
                 headers=call.headers,
                 method="GET" if body is None else "POST",
                 reading=None if body is None else mask_refusal_reader(engine, body),
@@ -115,7 +119,7 @@ class OpenAIService:
 
     async def _prefill(
         self, call: OpenAICall, body: dict[str, Any], avoid: AbstractSet[str]
-    ) -> bytes:
+    ) -> Parts:
         engine = self._calls.choose("prefill", session=call.session_id, avoid=avoid)
         content = orjson.dumps(engine.dialect.openai_prefill(body))
         async with self._calls.open(
@@ -126,4 +130,4 @@ class OpenAIService:
             headers=call.headers,
             reading=mask_refusal_reader(engine, body),
         ) as reply:
-            return await reply.whole()
+            return await reply.parts()

@@ -6,15 +6,14 @@ that wants events gets them at the end: each choice in one event, then why it en
 
 from typing import Any
 
-import orjson
-
 from services.inference_proxy.dialects.openai_forms import is_chat, without
-from services.inference_proxy.events import DONE, write_event
+from services.inference_proxy.events import DONE, joined_if_small, write_event
+from services.inference_proxy.long_json import Parts, dump_long
 
 Json = dict[str, Any]
 
 
-def as_events(answer: Json, path: str, *, with_usage: bool) -> bytes:
+def as_events(answer: Json, path: str, *, with_usage: bool) -> Parts:
     """Events as OpenAI sends them. ``with_usage``: ``stream_options.include_usage`` was set."""
     kind = "chat.completion.chunk" if is_chat(path) else "text_completion"
     top = {**without(answer, "choices", "usage"), "object": kind}
@@ -24,7 +23,8 @@ def as_events(answer: Json, path: str, *, with_usage: bool) -> bytes:
         parts += [{**top, "choices": [first]}, {**top, "choices": [last]}]
     if with_usage:
         parts.append({**top, "choices": [], "usage": answer.get("usage")})
-    return b"".join([*(write_event(part) for part in parts), DONE + b"\n\n"])
+    events = [piece for part in parts for piece in write_event(part)]
+    return (*joined_if_small(events), DONE + b"\n\n")
 
 
 def usage_wanted(asked: Json) -> bool:
@@ -53,6 +53,6 @@ def _text_parts(choice: Json) -> tuple[Json, Json]:
     return first, last
 
 
-def encoded(answer: Json) -> bytes:
+def encoded(answer: Json) -> Parts:
     """The whole answer."""
-    return orjson.dumps(answer)
+    return dump_long(answer)

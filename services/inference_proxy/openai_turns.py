@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import orjson
 import structlog
 
 from services.inference_proxy.answers import Answer, MalformedAnswer, read_answer
@@ -24,11 +23,12 @@ from services.inference_proxy.dialects.base import Ask, Body
 from services.inference_proxy.engine import Engine, Role
 from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.janitor import Janitor
+from services.inference_proxy.long_json import dump_long, size_of
 from services.inference_proxy.offload import offload
 from services.inference_proxy.openai import OpenAICall
 from services.inference_proxy.planning import Call, Place, Plan, injection_for
 from services.inference_proxy.prompts import Prompt
-from services.inference_proxy.reading import read_openai
+from services.inference_proxy.reading import read_openai, read_parts
 from services.inference_proxy.request_ids import AttemptIds, Leg, upstream_base
 from services.inference_proxy.retries import RetryLimits, retried
 from services.inference_proxy.service import GenerateService, busy
@@ -178,16 +178,16 @@ class OpenAITurns:
                 engine,
                 asked.call.path,
                 leg=f"openai_{leg}",
-                content=orjson.dumps(body),
+                content=b"".join(dump_long(body)),
                 headers=asked.call.headers,
                 reading=mask_refusal_reader(engine, asked.body),
             ) as reply:
                 if self._spill is not None and asked.place.run_id is not None:
                     await held.enter_async_context(self._spill.room(reply.size_bytes))
-                content = await reply.whole()
+                content = await reply.parts()
             raw, canonical = await offload(
-                lambda: read_openai(engine.dialect, parsed(content), asked.call.path),
-                size_bytes=len(content),
+                lambda: read_openai(engine.dialect, read_parts(content, parsed), asked.call.path),
+                size_bytes=size_of(content),
             )
             prompt = canonical.get("prompt_token_ids")
             told = [choice.get("token_ids") for choice in canonical["choices"]]

@@ -6,17 +6,19 @@ tokens, log probabilities, and the rows in the form in which they were answered.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 
+from services.inference_proxy.long_json import Parts, pack_long, read_long, size_of
 from services.inference_proxy.prompts import Prompt
 from services.inference_proxy.raw import parsed_answer
 from services.inference_proxy.sessions import Tokens
 from services.inference_proxy.slices import opened
 from services.kit.turns import TurnWire
+from sideband.engines.forms import RoutingText
 from sideband.ids import RequestId
 from sideband.model import ModelShape
 from sideband.segments import PayloadSegment
@@ -35,7 +37,6 @@ class _Segments(msgspec.Struct):
 
 
 _LOGPROBS: Final = msgspec.json.Decoder(_Logprobs)
-_ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 @dataclass(slots=True)
@@ -47,7 +48,7 @@ class _Choice:
     has_masks: bool = False
     scores: list[list[float | None]] | None = None
     versions: Sequence[Mapping[str, Any]] | None = None
-    routed_experts: str | None = None
+    routed_experts: RoutingText | None = None
     rows_start: int = 0
     segments: list[PayloadSegment] | None = None
 
@@ -94,7 +95,7 @@ class TurnRecord:
         params: Mapping[str, Any],
         *,
         choice_count: int | None = None,
-    ) -> dict[int, bytes | None]:
+    ) -> dict[int, Parts | None]:
         """Each choice as the msgpack of a ``TurnWire``; None for one without log probabilities, or
         of which a part had other numbers of them, or of kept sets, than of tokens.
 
@@ -104,7 +105,7 @@ class TurnRecord:
         """
         prompt_bytes = np.asarray(prompt, "<i4").tobytes()
         top_k = params.get("top_k")
-        found: dict[int, bytes | None] = {}
+        found: dict[int, Parts | None] = {}
         for index, choice in self._choices.items():
             if not choice.is_aligned:
                 found[index] = None
@@ -121,14 +122,14 @@ class TurnRecord:
                 choice_count=choice_count or len(self._choices),
                 payload_segments=choice.segments,
                 payload_model=self._model,
-                routed_experts=choice.routed_experts,
+                routed_experts=cast("str", choice.routed_experts),  # as which it is packed
                 routed_layer_ids=self._layer_ids if has_inline else None,
                 routed_experts_prompt_start=choice.rows_start if has_inline else 0,
                 sampling_mask=choice.masks if choice.has_masks else None,
                 sampling_mask_logprobs=choice.scores,
                 weight_versions=versions_of(choice.versions, len(choice.token_ids)),
             )
-            found[index] = _ENCODER.encode(turn)
+            found[index] = pack_long(turn)
         return found
 
 
@@ -139,7 +140,7 @@ class TurnChoice(Protocol):
     def size_bytes(self) -> int:
         """What keeping it keeps."""
 
-    def encoded(self) -> bytes | None:
+    def encoded(self) -> Parts | None:
         """The msgpack of a ``TurnWire``; None without log probabilities. Slow for large ones."""
 
 
@@ -147,14 +148,14 @@ class TurnChoice(Protocol):
 class EncodedChoice:
     """A choice whose turn was encoded already."""
 
-    turn: bytes | None
+    turn: Parts | None
 
     @property
     def size_bytes(self) -> int:
         """Of the turn."""
-        return len(self.turn or b"")
+        return size_of(self.turn or ())
 
-    def encoded(self) -> bytes | None:
+    def encoded(self) -> Parts | None:
         """The turn."""
         return self.turn
 
@@ -164,7 +165,7 @@ class UnreadChoice(Struct, frozen=True, kw_only=True, gc=False):
 
     index: int
     choice_count: int
-    answer: bytes  # shared by the choices, as is the prompt
+    answer: Parts  # shared by the choices, as is the prompt
     request_id: RequestId
     prompt: Prompt
     params: Mapping[str, Any]
@@ -172,11 +173,11 @@ class UnreadChoice(Struct, frozen=True, kw_only=True, gc=False):
     @property
     def size_bytes(self) -> int:
         """Its share."""
-        return (len(self.answer) + self.prompt.size_bytes) // self.choice_count
+        return (size_of(self.answer) + self.prompt.size_bytes) // self.choice_count
 
-    def encoded(self) -> bytes | None:
+    def encoded(self) -> Parts | None:
         """The turn, read from the answer."""
-        body: Any = parsed_answer(self.answer)
+        body: Any = read_long(self.answer, parsed_answer)
         record = TurnRecord()
         own = [choice for choice in body["choices"] if choice["index"] == self.index]
         record.take({**body, "choices": own})

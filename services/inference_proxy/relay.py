@@ -23,6 +23,7 @@ from services.inference_proxy.answers import (
 from services.inference_proxy.assembly import Range, from_one, merge_legs
 from services.inference_proxy.events import DONE, read_event, write_event
 from services.inference_proxy.logprob_forms import in_form
+from services.inference_proxy.long_json import Parts
 from services.inference_proxy.planning import Plan
 from services.inference_proxy.recording import TurnRecord
 from sideband.engines.forms import RoutingValue
@@ -67,37 +68,38 @@ class StreamRelay:
         """Files of the prefill leg that the client was not told of."""
         return (self._prefill.files if self._prefill else set()) - self.files
 
-    def take(self, event: bytes) -> list[bytes]:
+    def take(self, event: Parts) -> list[bytes]:
         """What the client gets for one event of the engine."""
         body = read_event(event)
         return self.take_other(event) if body is None else self.take_body(body)
 
-    def take_other(self, event: bytes) -> list[bytes]:
+    def take_other(self, event: Parts) -> list[bytes]:
         """The same for an event that is no JSON object."""
-        if event.startswith(b"data:") and not event.startswith(DONE):
+        is_done = event[0].startswith(DONE)
+        if event[0].startswith(b"data:") and not is_done:
             raise MalformedAnswer("event", "must be a JSON object")  # never passed on unread
-        released = self.end() if event.startswith(DONE) else []
-        return [*released, event + b"\n\n"]
+        released = self.end() if is_done else []
+        return [*released, *event, b"\n\n"]
 
     def take_body(self, body: dict[str, Any]) -> list[bytes]:
         """The same for the JSON object of an event, as vLLM sends it."""
         if "error" in body:
             self.has_failed = True
-            return [write_event(body)]
+            return [*write_event(body)]
         body = self._rewritten(body)
         if self._held or self._must_hold(body):
             self._held.append(body)
             return self.end() if body.get("payload_segments") is not None else []
-        return [self._written(body)]
+        return [*self._written(body)]
 
     def end(self) -> list[bytes]:
         """The events held back, prefill's rows in the one that ended the choice."""
         held, self._held = self._held, []
         if held and not self._has_rows:
             held[0] = self._with_pair_rows(held[0], held[0]["choices"][0]["index"], None, {})
-        return [self._written(body) for body in held]
+        return [part for body in held for part in self._written(body)]
 
-    def _written(self, body: dict[str, Any]) -> bytes:
+    def _written(self, body: dict[str, Any]) -> Parts:
         if self._record is not None:
             self._record.take(body)
         return write_event(body)

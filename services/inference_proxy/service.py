@@ -18,7 +18,12 @@ from services.inference_proxy.answers import MalformedAnswer
 from services.inference_proxy.assembly import Outcome, Range
 from services.inference_proxy.attempts import Attempts, Opened
 from services.inference_proxy.engines import EngineBook
-from services.inference_proxy.events import EventSplitter, EventTooLarge, write_event
+from services.inference_proxy.events import (
+    EventSplitter,
+    EventTooLarge,
+    joined_if_small,
+    write_event,
+)
 from services.inference_proxy.feeding import EventFeed
 from services.inference_proxy.keeping import Keeper
 from services.inference_proxy.kept_turn import KeptTurn
@@ -177,13 +182,12 @@ class GenerateService:
                     for number, event in enumerate(splitter.feed(chunk), 1):
                         if number % EVENTS_PER_TURN_MAX == 0:
                             await asyncio.sleep(0)  # a part may hold very many events
-                        parts = await feed.parts(event)
-                        if parts:
-                            yield b"".join(parts)
+                        for part in joined_if_small(await feed.parts(event)):
+                            yield part
                 rest = splitter.rest()
                 parts = [*(await feed.parts(rest) if rest else []), *relay.end()]
-                if parts:
-                    yield b"".join(parts)
+                for part in joined_if_small(parts):
+                    yield part
                 if not relay.is_complete and not relay.has_failed:
                     raise EngineBroke(engine, "the stream ended before its last event")
         except (UpstreamError, MalformedAnswer, EventTooLarge, SpillFailed, RootNotReady) as exc:
@@ -191,7 +195,7 @@ class GenerateService:
             relay.has_failed = True
             log.warning("stream_broken", engine=engine, error=str(exc))
             error = {"message": str(exc), "type": "upstream_failed", "code": 502}
-            yield write_event({"error": error})
+            yield b"".join(write_event({"error": error}))
 
     async def _retried(self, plan: Plan, attempt: Attempt[T]) -> T:
         avoid: set[str] = set()

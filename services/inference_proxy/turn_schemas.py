@@ -5,12 +5,13 @@ from typing import Annotated, Any, Self
 
 import msgspec
 import numpy as np
-import orjson
 from pydantic import BaseModel, Field, model_validator
 
+from services.inference_proxy.long_json import Parts, dump_long
 from services.inference_proxy.schemas import Segment
 from services.kit.bodies import Closed, Items
 from services.kit.turns import CHOICES_MAX, TURNS_MAX, TurnWire
+from sideband.engines.long_text import LongText
 from sideband.ids import ID_PATTERN
 
 Id = Annotated[str, Field(pattern=ID_PATTERN)]
@@ -112,14 +113,27 @@ _ARRAYS = {
 }
 
 
-def turns_json(encoded: Sequence[bytes]) -> bytes:
+def turns_json(encoded: Sequence[Parts]) -> Parts:
     """Kept turns as the JSON of a ``TurnList``."""
-    return orjson.dumps({"turns": [_plain(turn) for turn in encoded]})
+    return dump_long({"turns": [_plain(turn) for turn in encoded]})
 
 
-def _plain(encoded: bytes) -> dict[str, Any]:
-    turn = msgspec.msgpack.decode(encoded, type=TurnWire)
+def turns_packed(encoded: Sequence[Parts]) -> Parts:
+    """Kept turns as MessagePack: an array, of which each is an item as it stands."""
+    count = len(encoded)
+    head = msgspec.msgpack.encode([None] * count)[:-count]
+    return (head, *(part for turn in encoded for part in turn))
+
+
+def _plain(encoded: Parts) -> dict[str, Any]:
+    content, text = encoded[0], None
+    if len(encoded) > 1:  # the rows are a text in parts, behind its head: an empty one stands in
+        first, _, *parts, last = encoded
+        content, text = first + msgspec.msgpack.encode("") + last, LongText(tuple(parts))
+    turn = msgspec.msgpack.decode(content, type=TurnWire)
     values: dict[str, Any] = msgspec.to_builtins(turn, builtin_types=(bytes,))
+    if text is not None:
+        values["routed_experts"] = text
     for name, dtype in _ARRAYS.items():
         if values[name] is not None:
             values[name] = np.frombuffer(values[name], dtype).tolist()

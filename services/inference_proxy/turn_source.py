@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from services.inference_proxy.kept import KeptTurns
 from services.inference_proxy.kept_turn import Found, TurnRef
+from services.inference_proxy.long_json import Parts
 from services.inference_proxy.offload import offload
 from sideband.ids import RunId, SessionId
 
@@ -22,7 +23,7 @@ class TurnsWanted(Struct, frozen=True, kw_only=True):
 class TurnSource(Protocol):
     """What the endpoints ask."""
 
-    async def fetch(self, wanted: TurnsWanted) -> list[bytes]:
+    async def fetch(self, wanted: TurnsWanted) -> list[Parts]:
         """The turns, encoded, in order. Raises a TurnProblem for the first that cannot be given."""
 
     async def release(self, wanted: TurnsWanted) -> int:
@@ -35,7 +36,7 @@ class OwnTurns:
     def __init__(self, turns: KeptTurns) -> None:
         self.turns = turns
 
-    async def fetch(self, wanted: TurnsWanted) -> list[bytes]:
+    async def fetch(self, wanted: TurnsWanted) -> list[Parts]:
         """The turns, encoded, in order. Raises a TurnProblem for the first that cannot be given."""
         found = self._found(wanted)
         return await offload(found.encoded, size_bytes=found.size_bytes)

@@ -158,13 +158,13 @@ class Reply(Struct, frozen=True):
             read_bytes = self._counted(read_bytes + len(chunk))
             yield chunk
 
+    async def parts(self) -> tuple[bytes, ...]:
+        """The whole body, in the parts in which it came. Raises UpstreamError."""
+        return tuple([chunk async for chunk in self.chunks()])
+
     async def whole(self) -> bytes:
-        """The whole body. Raises UpstreamError."""
-        chunks, read_bytes = [], 0
-        while chunk := await self.answer.read():
-            read_bytes = self._counted(read_bytes + len(chunk))
-            chunks.append(chunk)
-        return b"".join(chunks)
+        """The whole body, which is small. Raises UpstreamError."""
+        return b"".join(await self.parts())
 
     def close(self) -> None:
         """Give the connection back; a body that was not read to its end is cut off."""

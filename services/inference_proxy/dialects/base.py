@@ -4,7 +4,8 @@ function ``make(model)`` that gives such an object, named by the ``dialect`` set
 Inside the proxy a request is a body of the generate route, and an answer is what vLLM 0.32 answers
 on it. A dialect says how its engine is asked for that, and makes that of what its engine answers.
 Everything here is pure: bodies go in, bodies come out, nothing is changed in place. Of a
-large answer ``logprobs`` and kept sets are ``msgspec.Raw``, JSON that nobody has read yet.
+large answer ``logprobs`` and kept sets are ``msgspec.Raw``, JSON that nobody has read yet, and long
+strings are ``LongText``, the parts in which they came.
 """
 
 from collections.abc import Mapping

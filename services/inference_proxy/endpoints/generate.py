@@ -1,17 +1,18 @@
 """``POST /inference/v1/generate``: vLLM's token-in/token-out route."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Header, Request, Response
 from msgspec import Struct
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive
 
 from services.inference_proxy.assembly import Outcome
 from services.inference_proxy.endpoints.body import OrjsonRoute
 from services.inference_proxy.endpoints.parts import Parts, PartsDep
 from services.inference_proxy.endpoints.relay import RelayResponse
+from services.inference_proxy.endpoints.whole import WholeAnswer
 from services.inference_proxy.errors import GENERATE_PROBLEMS, as_problems
 from services.inference_proxy.headers import to_client
 from services.inference_proxy.kept_turn import KeptTurn
@@ -21,6 +22,8 @@ from services.inference_proxy.limits import (
     POLICY_VERSION_MAX,
 )
 from services.inference_proxy.logprob_forms import LogprobForm, in_form
+from services.inference_proxy.long_json import Parts as Content
+from services.inference_proxy.long_json import size_of, write_long
 from services.inference_proxy.offload import offload
 from services.inference_proxy.planning import Call, Plan
 from services.inference_proxy.prompts import Prompt
@@ -29,7 +32,8 @@ from services.inference_proxy.request_ids import new_client_id
 from services.inference_proxy.schemas import GenerateAnswer, GenerateRequest
 from services.inference_proxy.wanted import ClientGone, SessionDiscarded, has_left, while_wanted
 from services.kit.problems import Problem, responses
-from services.kit.server import START, Caller, caller_of, protocol_of, send_whole
+from services.kit.server import Caller, caller_of
+from sideband.engines.long_text import LongText
 from sideband.ids import ID_PATTERN, RequestId, SessionId, check_id
 
 router = APIRouter(tags=["inference"], route_class=OrjsonRoute)
@@ -166,42 +170,21 @@ async def answer(
         raise
 
 
-class WholeAnswer(Response):
-    """A JSON answer whose headers are known."""
-
-    def __init__(self, content: bytes, plan: Plan) -> None:
-        self.status_code, self.body, self.background = 200, content, None
-        self.raw_headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(content)),
-        ]
-        if plan.is_train:
-            self.raw_headers.append((b"x-sideband-policy-version", b"%d" % plan.policy_version))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it, at once where the server can."""
-        message = {"type": START, "status": 200, "headers": self.raw_headers, "body": self.body}
-        if protocol_of(scope) is None:
-            await send_whole(send, message)
-        else:
-            await send(message)
-
-
 async def _whole(asked: Asked, parts: Parts, plan: Plan) -> Response:
     async with while_wanted(
         asked.caller, deadline_s=parts.settings.request_timeout_s, session=plan.session
     ):
         outcome = await parts.generate.whole(plan)
     content = await _answered(asked, parts, plan, outcome)
-    parts.metrics.answer_bytes_total.add(plan.call.kind, amount=len(content))
+    parts.metrics.answer_bytes_total.add(plan.call.kind, amount=size_of(content))
     return WholeAnswer(content, plan)
 
 
-async def _answered(asked: Asked, parts: Parts, plan: Plan, outcome: Outcome) -> bytes:
+async def _answered(asked: Asked, parts: Parts, plan: Plan, outcome: Outcome) -> Content:
     """The answer as bytes. Whoever left meanwhile has not got it."""
     is_delivered = False
     try:
-        size_bytes = len(outcome.body["choices"][0].get("routed_experts") or "")
+        size_bytes = heavy_bytes(outcome.body["choices"])
         form = plan.call.logprob_form
         if form != "engine":
             size_bytes += LOGPROB_BYTES * sum(map(len, outcome.token_ids.values()))
@@ -219,15 +202,22 @@ async def _answered(asked: Asked, parts: Parts, plan: Plan, outcome: Outcome) ->
     return content
 
 
-def _written(parts: Parts, plan: Plan, outcome: Outcome) -> tuple[bytes, KeptTurn | None]:
+def heavy_bytes(choices: Sequence[Mapping[str, Any]]) -> int:
+    """About how many bytes of the answer are rows and JSON that nobody has read."""
+    values = [value for choice in choices for value in choice.values()]
+    raw_bytes = sum(len(memoryview(value)) for value in values if isinstance(value, msgspec.Raw))
+    return raw_bytes + sum(len(value) for value in values if isinstance(value, (str, LongText)))
+
+
+def _written(parts: Parts, plan: Plan, outcome: Outcome) -> tuple[Content, KeptTurn | None]:
     """The answer in the client's form, and its turn if it is to be kept."""
     body, form = outcome.body, plan.call.logprob_form
-    content = msgspec.json.encode(body)
+    content = write_long(body)
     kept = None
     if parts.keeper.keeps(plan):
         kept = parts.keeper.unread(plan, content, outcome.token_ids)
     if form != "engine":
-        content = msgspec.json.encode({**body, "choices": in_form(body["choices"], form)})
+        content = write_long({**body, "choices": in_form(body["choices"], form)})
     return content, kept
 
 

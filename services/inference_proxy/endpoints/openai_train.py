@@ -7,10 +7,12 @@ from fastapi import Request, Response
 from services.inference_proxy.dialects.openai_forms import is_chat
 from services.inference_proxy.endpoints.generate import session_of
 from services.inference_proxy.endpoints.parts import Parts
+from services.inference_proxy.endpoints.whole import PartsResponse
 from services.inference_proxy.errors import as_problems
 from services.inference_proxy.events import EVENT_STREAM
 from services.inference_proxy.kept_turn import KeptTurn
 from services.inference_proxy.limits import LOGPROB_BYTES, OFFLOAD_BYTES_MIN
+from services.inference_proxy.long_json import Parts as Content
 from services.inference_proxy.offload import offload
 from services.inference_proxy.openai import OpenAICall
 from services.inference_proxy.openai_stream import as_events, encoded, usage_wanted
@@ -73,7 +75,7 @@ async def _answered(
     parts.metrics.openai_train_total.labels("kept" if told else "untold").inc()
     is_stream, path = bool(asked.get("stream")), request.scope["path"]
 
-    def written() -> tuple[bytes, KeptTurn | None]:
+    def written() -> tuple[Content, KeptTurn | None]:
         if is_stream:
             content = as_events(turn.shown, path, with_usage=usage_wanted(asked))
         else:
@@ -103,4 +105,4 @@ async def _answered(
     if plan is not None:
         headers["X-Sideband-Policy-Version"] = str(plan.policy_version)
     media_type = EVENT_STREAM if is_stream else "application/json"
-    return Response(content, media_type=media_type, headers=headers)
+    return PartsResponse(content, media_type=media_type, headers=headers)

@@ -3,17 +3,24 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 
 from services.inference_proxy.endpoints.parts import Parts, PartsDep
+from services.inference_proxy.endpoints.whole import PartsResponse
 from services.inference_proxy.errors import (
     TURN_PROBLEMS,
     as_problems,
 )
 from services.inference_proxy.kept_turn import TurnRef
+from services.inference_proxy.long_json import size_of
 from services.inference_proxy.offload import offload
-from services.inference_proxy.turn_schemas import TurnList, TurnsAsked, TurnsReleased, turns_json
+from services.inference_proxy.turn_schemas import (
+    TurnList,
+    TurnsAsked,
+    TurnsReleased,
+    turns_json,
+    turns_packed,
+)
 from services.inference_proxy.turn_source import TurnsWanted
 from services.inference_proxy.workers.errors import WorkerSilent
 from services.kit.problems import Problem, responses
@@ -46,13 +53,12 @@ async def fetch_turns(asked: TurnsAsked, request: Request, parts: PartsDep) -> R
     with _refused(parts), as_problems():
         encoded = await parts.kept.fetch(_wanted(asked))
     parts.metrics.kept.fetched_total.inc(len(encoded))
-    size_bytes = sum(map(len, encoded))
+    size_bytes = sum(map(size_of, encoded))
     if TURNS_CONTENT_TYPE in request.headers.get("accept", ""):
-        content = await offload(lambda: _joined(encoded), size_bytes=size_bytes)
-        return Response(content, media_type=TURNS_CONTENT_TYPE)
+        return PartsResponse(turns_packed(encoded), media_type=TURNS_CONTENT_TYPE)
     # Lists of numbers take longer to write than bytes: a tenth of the size is already much.
     content = await offload(lambda: turns_json(encoded), size_bytes=10 * size_bytes)
-    return Response(content, media_type="application/json")
+    return PartsResponse(content, media_type="application/json")
 
 
 @router.post(
@@ -77,10 +83,6 @@ def _wanted(asked: TurnsAsked) -> TurnsWanted:
         ],
         run_id=None if asked.run_id is None else RunId(asked.run_id),
     )
-
-
-def _joined(encoded: list[bytes]) -> bytes:
-    return msgspec.msgpack.encode([msgspec.Raw(turn) for turn in encoded])
 
 
 @contextmanager

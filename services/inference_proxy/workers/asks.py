@@ -123,7 +123,7 @@ class Known(Reply, frozen=True, tag=True):
 class Turns(Reply, frozen=True, tag=True):
     """Encoded, in the order wanted."""
 
-    encoded: list[bytes]
+    encoded: list[tuple[bytes, ...]]  # each in parts
 
 
 class NotGiven(Reply, frozen=True, kw_only=True, tag=True):

@@ -12,6 +12,7 @@ from typing import Final
 from xxhash import xxh3_128_digest
 
 from services.inference_proxy.kept_turn import TurnRef
+from services.inference_proxy.long_json import Parts
 from services.inference_proxy.turn_problems import (
     TurnAmbiguous,
     TurnGone,
@@ -104,7 +105,7 @@ class TeamTurns:
     def __init__(self, own: OwnTurns, calls: Calls, *, index: int, workers: int) -> None:
         self._own, self._calls, self._index, self._workers = own, calls, index, workers
 
-    async def fetch(self, wanted: TurnsWanted) -> list[bytes]:
+    async def fetch(self, wanted: TurnsWanted) -> list[Parts]:
         """The turns, encoded, in order. Raises a TurnProblem for the first that cannot be given."""
         if wanted.session_id is not None:
             worker = worker_of(wanted.session_id.encode(), self._workers)
@@ -112,7 +113,7 @@ class TeamTurns:
         ids = [ref.request_id for ref in wanted.refs]
         words = await asyncio.gather(*(self._words(at, ids) for at in range(self._workers)))
         places, problem = self._places(ids, list(zip(*words, strict=True)))
-        encoded: dict[int, bytes] = {}
+        encoded: dict[int, Parts] = {}
         faults: list[tuple[int, TurnProblem]] = []
         for worker in sorted(set(places)):
             numbers = [number for number, place in enumerate(places) if place == worker]
@@ -157,7 +158,7 @@ class TeamTurns:
             return words_of(self._own, ids)
         return (await self._calls.ask(worker, Words(ids), Known)).words
 
-    async def _from(self, worker: int, wanted: TurnsWanted) -> list[bytes]:
+    async def _from(self, worker: int, wanted: TurnsWanted) -> list[Parts]:
         if worker == self._index:
             return await self._own.fetch(wanted)
         reply = await self._calls.ask_any(worker, Fetch(wanted), timeout_s=FETCH_TIMEOUT_S)
@@ -173,7 +174,7 @@ def _of_refs(wanted: TurnsWanted, refs: list[TurnRef]) -> TurnsWanted:
     return TurnsWanted(session_id=None, choice=wanted.choice, refs=refs, run_id=wanted.run_id)
 
 
-def _turns_of(reply: AnyReply) -> list[bytes]:
+def _turns_of(reply: AnyReply) -> list[Parts]:
     if isinstance(reply, NotGiven):
         raise _problem_of(reply)
     assert isinstance(reply, Turns), "a fetch gives turns or a problem"

@@ -5,6 +5,8 @@
   position of the first row, and may be left out;
 - an array: what an adapter has made of a form of its own.
 
+Either string may be a ``LongText``: the same in parts.
+
 Errors: InvalidInlineRouting (InvalidInput).
 """
 
@@ -15,15 +17,18 @@ from typing import Any, Final, cast
 import numpy as np
 
 from sideband.engines.base64_text import decode_base64
+from sideband.engines.long_text import LongText
 from sideband.engines.npy import (
     InvalidInlineRouting,
     RowDtype,
+    begin_of,
     decode_npy_base64,
-    encode_npy_base64,
+    npy_base64,
 )
 from sideband.routing.rows import RowArray
 
-RoutingValue = str | Mapping[str, Any] | RowArray
+RoutingText = str | LongText
+RoutingValue = RoutingText | Mapping[str, Any] | RowArray
 
 _DTYPES: Final[Mapping[str, RowDtype]] = {
     "uint8": np.dtype(np.uint8),
@@ -46,9 +51,15 @@ def decode_routing(value: RoutingValue, *, bytes_max: int) -> tuple[RowArray, in
     return decode_npy_base64(value, bytes_max=bytes_max), None
 
 
-def routing_text(value: RoutingValue, rows: RowArray) -> str:
+def routing_text(value: RoutingValue, rows: RowArray) -> RoutingText:
     """The string form of ``rows``, which ``value`` was decoded to."""
-    return value if isinstance(value, str) else encode_npy_base64(rows)
+    return value if isinstance(value, (str, LongText)) else text_of(rows)
+
+
+def text_of(rows: RowArray) -> RoutingText:
+    """The string form of ``rows``; in parts when they are many."""
+    text = npy_base64(rows)
+    return text if len(text.parts) > 1 else text.parts[0].decode("ascii")
 
 
 def routing_size_bytes(value: RoutingValue | None) -> int:
@@ -57,8 +68,8 @@ def routing_size_bytes(value: RoutingValue | None) -> int:
         return int(value.nbytes)
     if isinstance(value, Mapping):
         data = value.get("data")
-        return len(data) if isinstance(data, str) else 0
-    return len(value or "")
+        return len(data) if isinstance(data, (str, LongText)) else 0
+    return 0 if value is None else len(value)
 
 
 def _decode_object(value: Mapping[str, Any], *, bytes_max: int) -> tuple[RowArray, int | None]:
@@ -76,14 +87,15 @@ def _decode_object(value: Mapping[str, Any], *, bytes_max: int) -> tuple[RowArra
         raise InvalidInlineRouting(start, "must start at a position from 0 on")
     size_bytes = prod(shape) * dtype.itemsize
     # Base64 has four characters for three bytes: nothing is decoded that the shape does not ask.
-    if not isinstance(data, str) or size_bytes > bytes_max or len(data) != -(-size_bytes // 3) * 4:
+    characters = -(-size_bytes // 3) * 4
+    if not isinstance(data, (str, LongText)) or size_bytes > bytes_max or len(data) != characters:
         raise InvalidInlineRouting(
             f"{dtype} rows {shape}", f"must have data of {size_bytes} bytes, at most {bytes_max}"
         )
     try:
         raw = decode_base64(data)
     except ValueError as exc:
-        raise InvalidInlineRouting(data[:64], "must be base64") from exc
+        raise InvalidInlineRouting(begin_of(data), "must be base64") from exc
     if len(raw) != size_bytes:
         raise InvalidInlineRouting(f"{len(raw)} bytes", f"must be {size_bytes} bytes of rows")
     return cast("RowArray", np.frombuffer(raw, dtype).reshape(shape)), start

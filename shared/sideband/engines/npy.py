@@ -7,7 +7,6 @@ goes through an expression parser and may ask for objects.
 Errors: InvalidInlineRouting (InvalidInput).
 """
 
-import base64
 import re
 import struct
 from math import prod
@@ -15,10 +14,12 @@ from typing import Final, cast
 
 import numpy as np
 
-from sideband.engines.base64_text import decode_base64
+from sideband.engines.base64_text import decode_base64, encode_base64
+from sideband.engines.long_text import LongText
 from sideband.errors import InvalidInput
 from sideband.routing.rows import RowArray
 
+SHOWN_CHARACTERS: Final = 64
 NPY_HEADER_BYTES_MAX: Final = 4096  # numpy writes 128; later fields must still fit
 RowDtype = np.dtype[np.uint8] | np.dtype[np.uint16]
 
@@ -43,13 +44,13 @@ class InvalidInlineRouting(InvalidInput):
         super().__init__("routed_experts", value, rule)
 
 
-def decode_npy_base64(text: str, *, bytes_max: int) -> RowArray:
+def decode_npy_base64(text: str | LongText, *, bytes_max: int) -> RowArray:
     """Routing rows [rows, layers, top-k] from one choice's ``routed_experts``; read-only.
 
     ``bytes_max`` bounds the rows themselves and is checked on the text's length, before anything
     is decoded. Raises InvalidInlineRouting.
     """
-    if not isinstance(text, str):
+    if not isinstance(text, (str, LongText)):
         raise InvalidInlineRouting(type(text).__name__, "must be a base64 string")
     if len(text) // 4 * 3 > bytes_max + NPY_HEADER_BYTES_MAX:
         raise InvalidInlineRouting(
@@ -58,7 +59,7 @@ def decode_npy_base64(text: str, *, bytes_max: int) -> RowArray:
     try:
         data = decode_base64(text)
     except ValueError as exc:
-        raise InvalidInlineRouting(text[:64], "must be base64") from exc
+        raise InvalidInlineRouting(begin_of(text), "must be base64") from exc
     start = _header_stop(data)
     dtype, shape = _parse_header(bytes(data[:start]))
     size_bytes = prod(shape) * dtype.itemsize
@@ -100,12 +101,22 @@ def _parse_header(header: bytes) -> tuple[RowDtype, list[int]]:
     return _DTYPES[match["dtype"]], [int(size) for size in sizes]
 
 
+def begin_of(text: str | LongText) -> str:
+    """What an error shows of a text."""
+    return text[:SHOWN_CHARACTERS] if isinstance(text, str) else text.begin(SHOWN_CHARACTERS)
+
+
 def encode_npy_base64(rows_NLK: RowArray) -> str:
     """One choice's ``routed_experts`` as vLLM would send these rows."""
+    return b"".join(npy_base64(rows_NLK).parts).decode("ascii")
+
+
+def npy_base64(rows_NLK: RowArray) -> LongText:
+    """The same in parts."""
     assert rows_NLK.ndim == 3, "routing rows are [rows, layers, top-k]"
     descr = "|u1" if rows_NLK.dtype == np.uint8 else "<u2"
     text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {rows_NLK.shape}, }}"
     padded = text.ljust(118 - 1) + "\n"  # the rows begin at byte 128, as numpy aligns them
     head = _MAGIC + b"\x01\x00" + struct.pack("<H", len(padded)) + padded.encode("ascii")
     little = np.ascontiguousarray(rows_NLK, dtype=descr)
-    return base64.b64encode(head + little.tobytes()).decode("ascii")
+    return encode_base64(head, little.reshape(-1).view(np.uint8).data)

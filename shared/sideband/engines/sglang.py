@@ -6,13 +6,14 @@ without a shape; ``output_token_sampling_mask`` has a list of ids per sampled to
 Errors: InvalidInlineRouting, InvalidInlineMask (InvalidInput).
 """
 
-import base64
-import binascii
 from typing import cast
 
 import numpy as np
 
+from sideband.engines.base64_text import decode_base64
 from sideband.engines.inline import InvalidInlineMask, InvalidInlineRouting
+from sideband.engines.long_text import LongText
+from sideband.engines.npy import begin_of
 from sideband.model import ModelShape
 from sideband.routing.rows import RowArray
 
@@ -25,12 +26,12 @@ def decode_sglang_rows(text: object, model: ModelShape) -> RowArray | None:
     """
     if text is None:
         return None
-    if not isinstance(text, str):
+    if not isinstance(text, (str, LongText)):
         raise InvalidInlineRouting(type(text).__name__, "must be a base64 string")
     try:
-        ids_M = np.frombuffer(base64.b64decode(text, validate=True), "<i4")
-    except (binascii.Error, ValueError) as exc:  # ValueError: half a number, or not ASCII
-        raise InvalidInlineRouting(text[:64], "must be base64 of int32 ids") from exc
+        ids_M = np.frombuffer(decode_base64(text), "<i4")
+    except ValueError as exc:  # half a number, too
+        raise InvalidInlineRouting(begin_of(text), "must be base64 of int32 ids") from exc
     width = model.num_layers * model.top_k
     if len(ids_M) % width:
         raise InvalidInlineRouting(

@@ -54,7 +54,7 @@ def turn(
         run_id=None if run is None else RunId(run),
         prompt=Prompt.of([prompt]),
         choices={
-            index: EncodedChoice(encoded)
+            index: EncodedChoice(None if encoded is None else (encoded,))
             for index, encoded in (choices or {0: name.encode()}).items()
         },
         at_s=at_s,
@@ -74,11 +74,11 @@ def fails(kind: type[TurnProblem], call: Callable[[], Any], said: str | None = N
 
 def by_session(kept: KeptTurns, *, choice: int = 0, run: str | None = None) -> list[bytes]:
     run_id = None if run is None else RunId(run)
-    return kept.find_session(S, choice=choice, run_id=run_id).encoded()
+    return [b"".join(t) for t in kept.find_session(S, choice=choice, run_id=run_id).encoded()]
 
 
 def fetched(kept: KeptTurns, turns: list[TurnRef], *, run_id: RunId | None) -> list[bytes]:
-    return kept.find(turns, run_id=run_id).encoded()
+    return [b"".join(each) for each in kept.find(turns, run_id=run_id).encoded()]
 
 
 def test_turns_are_given_in_the_order_asked_for_and_of_a_session_as_answered() -> None:

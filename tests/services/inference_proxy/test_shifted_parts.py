@@ -29,7 +29,7 @@ def turn_of(*parts: Any) -> TurnWire | None:
     for each in parts:
         record.take(each)
     encoded = record.encoded(RequestId("r"), np.empty(0, np.int32), {})[0]
-    return None if encoded is None else msgspec.msgpack.decode(encoded, type=TurnWire)
+    return None if encoded is None else msgspec.msgpack.decode(b"".join(encoded), type=TurnWire)
 
 
 def test_parts_that_make_up_for_each_other_are_no_turn() -> None:

@@ -126,7 +126,7 @@ def test_several_workers_give_what_one_gives_or_say_that_it_is_ambiguous(events:
                         session_id=session,
                         run_id=None,
                         prompt=Prompt.of([event.prompt]),
-                        choices={0: EncodedChoice(content)},
+                        choices={0: EncodedChoice((content,))},
                         at_s=now_s,
                     )
                 )
@@ -152,6 +152,6 @@ def _is_the_last(events: list[Any], content: str | bytes) -> bool:
 
 def _found(turns: KeptTurns) -> str | bytes:
     try:
-        return turns.find([TurnRef(request_id=ID)], run_id=None).encoded()[0]
+        return b"".join(turns.find([TurnRef(request_id=ID)], run_id=None).encoded()[0])
     except TurnProblem as problem:
         return type(problem).__name__

@@ -11,6 +11,7 @@ from hypothesis.extra.numpy import arrays
 
 from sideband.engines.forms import RoutingValue, decode_routing, routing_size_bytes, routing_text
 from sideband.engines.inline import choice_payload, encode_npy_base64
+from sideband.engines.long_text import LongText
 from sideband.engines.npy import InvalidInlineRouting, decode_npy_base64
 from sideband.model import ModelShape
 from sideband.routing.rows import RowArray
@@ -34,7 +35,9 @@ def as_object(rows: RowArray, **members: Any) -> dict[str, Any]:
 def test_every_form_of_the_same_rows_reads_alike(rows: RowArray, start: int) -> None:
     forms: list[tuple[RoutingValue, int | None]] = [
         (encode_npy_base64(rows), None),
+        (LongText((b"", encode_npy_base64(rows).encode())), None),
         (as_object(rows), None),
+        (as_object(rows, data=LongText((as_object(rows)["data"].encode(),))), None),
         (as_object(rows, start=start), start),
         (rows, None),
     ]

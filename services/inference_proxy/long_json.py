@@ -1,0 +1,178 @@
+"""JSON with long strings, as the parts in which it came: no call handles all of it. Pure.
+
+What lies within a long string (base64 of rows, most of any large answer) is cut out before the rest
+is joined and parsed, with a mark in its place, and put in again by whoever writes the JSON. The
+string is a ``LongText`` meanwhile. What is not plainly right is joined and left to the parsers.
+
+Errors: TooMuchBeside.
+"""
+
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+import orjson
+
+from sideband.engines.long_text import LongText
+
+Parts = tuple[bytes, ...]  # of one text, whole when joined
+
+CUT_BYTES_MIN: Final = 32 << 10  # parsing a shorter piece costs less than its cut
+BESIDE_BYTES_MAX: Final = 128 << 20  # what is parsed in one call, which takes 50 ms for so much
+# A mark begins as no JSON does: outside of a string it is an error. Nobody outside can know it.
+_MARK: Final = f"m{secrets.token_hex(16)}."
+_MARKED: Final = re.compile(f"{re.escape(_MARK)}([0-9]+);")
+_QUOTED: Final = re.compile(b'"' + re.escape(_MARK.encode()) + b'([0-9]+);"')
+_PACKED: Final = re.compile(b"\xd9." + re.escape(_MARK.encode()) + b"([0-9]+);", re.DOTALL)
+_PLAIN: Final = re.compile(r"[ !#-\[\]-~]*")  # needs no escape
+_BASE64: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/="
+_ESCAPED_BYTES: Final = len(r"\u0041")  # what so many plain bytes follow is no escape's begin
+
+
+class TooMuchBeside(ValueError):
+    """The text has too much beside its long strings."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        super().__init__(f"{size_bytes} bytes beside long strings, at most {BESIDE_BYTES_MAX}")
+
+
+def size_of(parts: Sequence[bytes]) -> int:
+    """Bytes of the text."""
+    return sum(map(len, parts))
+
+
+def read_long(parts: Sequence[bytes], parse: Callable[[bytes], Any]) -> Any:
+    """What ``parse`` gives for the whole text, but long strings as ``LongText``.
+
+    ``parse`` gives None for what is no JSON. Raises TooMuchBeside, and what ``parse`` does.
+    """
+    rest, cuts = cut(parts)
+    if len(rest) > BESIDE_BYTES_MAX:
+        raise TooMuchBeside(len(rest))
+    if cuts:
+        filling = _Filling(cuts)
+        value = filling.filled(parse(rest))
+        if filling.is_right:
+            return value
+        if size_of(parts) > BESIDE_BYTES_MAX:
+            raise TooMuchBeside(size_of(parts))
+        rest = b"".join(parts)
+    return parse(rest)
+
+
+def cut(parts: Sequence[bytes]) -> tuple[bytes, list[Parts]]:
+    """The text with marks for what was cut out, and what that was."""
+    rest: list[bytes] = []
+    cuts: list[list[bytes]] = []
+    is_open = False  # the last cut may go on
+    for part in parts:
+        if is_open:
+            begin = _until_quote(part)
+            if _is_base64(begin):
+                cuts[-1].append(begin)
+                part = part[len(begin) :]
+            is_open = not part
+        if not part:
+            continue
+        end = part[part.rfind(b'"') + 1 :]
+        if len(end) < CUT_BYTES_MIN or not _is_base64(end):
+            rest.append(part)
+            continue
+        kept_bytes = len(part) - len(end) + _ESCAPED_BYTES
+        rest += [part[:kept_bytes], f"{_MARK}{len(cuts)};".encode()]
+        cuts.append([part[kept_bytes:]])
+        is_open = True
+    return b"".join(rest), [tuple(each) for each in cuts]
+
+
+def write_long(value: Any) -> Parts:
+    """The JSON of ``value``, in parts where it holds a ``LongText``."""
+    return _written(lambda hook: msgspec.json.encode(value, enc_hook=hook), _QUOTED, _json_text)
+
+
+def dump_long(value: Any) -> Parts:
+    """The same as orjson writes it: of a value without raw JSON."""
+    return _written(lambda hook: orjson.dumps(value, default=hook), _QUOTED, _json_text)
+
+
+def pack_long(value: Any) -> Parts:
+    """The same as MessagePack."""
+    return _written(lambda hook: msgspec.msgpack.encode(value, enc_hook=hook), _PACKED, _pack_text)
+
+
+def _written(
+    encode: Callable[[Callable[[object], object]], bytes],
+    marked: re.Pattern[bytes],
+    write: Callable[[LongText], Parts],
+) -> Parts:
+    texts: list[LongText] = []
+
+    def mark(found: object) -> str:
+        if not isinstance(found, LongText):
+            raise TypeError(f"{type(found).__name__} cannot be written")
+        texts.append(found)
+        return f"{_MARK}{len(texts) - 1};"
+
+    content = encode(mark)
+    if not texts:
+        return (content,)
+    first, *others = marked.split(content)  # numbers of marks, and what follows them, by turns
+    parts = [first]
+    for number, between in zip(others[::2], others[1::2], strict=True):
+        parts += [*write(texts[int(number)]), between]
+    return tuple(parts)
+
+
+def _json_text(text: LongText) -> Parts:
+    return (b'"', *text.parts, b'"')
+
+
+def _pack_text(text: LongText) -> Parts:
+    return (b"\xdb" + len(text).to_bytes(4, "big"), *text.parts)
+
+
+class _Filling:
+    """Puts long strings in where their marks are, in place."""
+
+    def __init__(self, cuts: Sequence[Parts]) -> None:
+        self._cuts = cuts
+        self._found: list[int] = []
+        self._is_plain = True
+
+    @property
+    def is_right(self) -> bool:
+        """Every cut was within one string, and is again."""
+        return self._is_plain and sorted(self._found) == list(range(len(self._cuts)))
+
+    def filled(self, value: Any) -> Any:
+        """The value, or what belongs in its place."""
+        if isinstance(value, str):
+            return self._text(value) if _MARK in value else value
+        if isinstance(value, dict):
+            for name, member in value.items():
+                value[name] = self.filled(member)
+        elif isinstance(value, list) and value and isinstance(value[0], (str, list, dict)):
+            value[:] = map(self.filled, value)
+        return value
+
+    def _text(self, value: str) -> LongText:
+        first, *others = _MARKED.split(value)
+        numbers = [int(number) for number in others[::2]]
+        self._found += numbers
+        self._is_plain &= all(map(_PLAIN.fullmatch, (first, *others[1::2])))
+        parts = [first.encode()]
+        for number, between in zip(numbers, others[1::2], strict=True):
+            parts += [*self._cuts[number], between.encode()]
+        return LongText(tuple(part for part in parts if part))
+
+
+def _until_quote(part: bytes) -> bytes:
+    stop = part.find(b'"')
+    return part if stop < 0 else part[:stop]
+
+
+def _is_base64(part: bytes) -> bool:
+    return not part.translate(None, _BASE64)
