@@ -24,6 +24,18 @@ class RunBegun(SidebandError):
         )
 
 
+class StartOutdated(SidebandError):
+    """``fresh`` would wipe what was begun or led under an id that came after this one."""
+
+    def __init__(self, start_id: str, *, latest: str | None) -> None:
+        self.start_id, self.latest = start_id, latest
+        super().__init__(
+            f"start {start_id} is older than start {latest}, so it wipes nothing: give "
+            "SIDEBAND_ORCHESTRATOR_START_ID what is new, or go on with "
+            "SIDEBAND_ORCHESTRATOR_START=resume"
+        )
+
+
 class StartRefused(SidebandError):
     """The run cannot go back to the step that the settings name."""
 
@@ -42,17 +54,21 @@ def begins_anew(
     start_id: str | None,
     run_id: RunId,
 ) -> bool:
-    """Whether what the ledger and the root have of the run is wiped. Raises RunBegun.
+    """Whether what the ledger and the root have of the run is wiped.
 
     A start with an id goes on with the run that it began, whatever that is at, and wipes one that
-    another began. One without an id wipes only what has ended or holds no work.
+    another began, if it is the newest. One without an id wipes only what has ended or holds no
+    work. Raises RunBegun, StartOutdated.
     """
     if start == "resume":
         return False
     if records is None:
         return True
+    begun_by = None if records.start is None else records.start.start_id
+    if start_id is not None and start_id != begun_by and records.is_older_start(start_id):
+        raise StartOutdated(start_id, latest=records.latest_start)
     if start_id is not None and records.start is not None:
-        return records.start.start_id != start_id
+        return start_id != begun_by
     has_work = bool(records.leases or records.rollouts or records.steps)
     if has_work and records.run.phase != Phase.ENDED.value:
         raise RunBegun(run_id, rollouts=len(records.rollouts), steps=len(records.steps))

@@ -249,6 +249,7 @@ class OrchestratorSettings(ServiceSettings):
             run_id=self.run_id,
             name=self.instance_name or f"{socket.gethostname()}:{os.getpid()}",
             lease_s=self.ledger_lease_s,
+            start_id=self.start_id,
         )
 
     def quota(self) -> Quota:

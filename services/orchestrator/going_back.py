@@ -76,10 +76,13 @@ def known(book: Book, *, step: int, lineage: int | None) -> ReturnRecord | None:
     return None
 
 
-def known_of_start(book: Book, *, step: int, start_id: str) -> ReturnRecord | None:
+def known_of_start(
+    book: Book, *, step: int, start_id: str, latest_start: str | None = None
+) -> ReturnRecord | None:
     """The record of this very start, if it went back; None when it may.
 
-    Raises LineageConflict when it went back to another step, and what ``known`` raises.
+    Raises LineageConflict when it went back to another step or ``latest_start``, another one, has
+    come since, and what ``known`` raises.
     """
     for record in book.returns:
         if record.start_id == start_id and record.step == step:
@@ -89,6 +92,11 @@ def known_of_start(book: Book, *, step: int, start_id: str) -> ReturnRecord | No
                 f"It went back to step {record.step} before: another start needs another id.",
                 lineage=record.lineage,
             )
+    if latest_start not in {None, start_id}:
+        raise LineageConflict(
+            f"Start {latest_start} has come since: it would void what that one trains.",
+            lineage=book.lineage,
+        )
     return known(book, step=step, lineage=None)
 
 

@@ -277,3 +277,8 @@ class Records:
     policies: list[PolicyRecord]
     returns: list[ReturnRecord]
     saved_s: float  # when the last of it was made durable, Unix time
+    latest_start: str | None = None  # of all ids that processes were started with, the newest
+
+    def is_older_start(self, start_id: str) -> bool:
+        """Whether a process with another id was started since ``start_id`` was first seen."""
+        return self.latest_start not in {None, start_id}

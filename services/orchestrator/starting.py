@@ -28,7 +28,8 @@ async def begin_term(
     What has changed is durable then.
     """
     resumption = await resume(settings, ledger, records, files, now_s=now_s)
-    return await _go_back(settings, ledger, files, resumption, now_s=now_s)
+    latest = None if records is None else records.latest_start
+    return await _go_back(settings, ledger, files, resumption, latest=latest, now_s=now_s)
 
 
 async def _go_back(
@@ -37,6 +38,7 @@ async def _go_back(
     files: Files | None,
     resumption: Resumption,
     *,
+    latest: str | None,
     now_s: float,
 ) -> Resumption:
     """The trainer restarts from the step of the settings, if they name one: once for each start.
@@ -49,7 +51,8 @@ async def _go_back(
     try:
         if not ledger.is_durable:
             raise NotDurable(KEEPS_NOTHING)
-        if going_back.known_of_start(book, step=step, start_id=start_id) is not None:
+        done = going_back.known_of_start(book, step=step, start_id=start_id, latest_start=latest)
+        if done is not None:
             return resumption
     except Problem as problem:
         reason = problem.detail

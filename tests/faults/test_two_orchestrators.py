@@ -1,8 +1,10 @@
 """Two orchestrators on one PostgreSQL ledger: one leads, the other takes over within 10 s."""
 
+import contextlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,3 +93,39 @@ def test_a_second_process_on_an_embedded_ledger_is_refused_by_name(tmp_path: Pat
         with orchestrator(tmp_path, url) as third:
             until(third.is_ready, "the next one goes on at once")
             assert third.ask("GET", "/v1/run").json()["leases_open"] == 1
+
+
+def lineage_of(one: Orchestrator) -> object:
+    """How often its run went back; None while it does not lead."""
+    return one.ask("GET", "/v1/run").json().get("lineage")
+
+
+def test_a_standby_of_an_older_start_neither_wipes_nor_goes_back(
+    ledger_url: str, tmp_path: Path
+) -> None:
+    """The leader's trainer restarted under a newer id, and the standby still has the older one."""
+    older: dict[str, Any] = {"run_id": "starts", "start_id": "job-1"}
+    newer: dict[str, Any] = {"run_id": "starts", "start_id": "job-2", "resume_from_step": 0}
+    with contextlib.ExitStack() as running:
+
+        def started(**settings: Any) -> Orchestrator:
+            return running.enter_context(orchestrator(tmp_path, ledger_url, **settings))
+
+        first = started(start="fresh", **older)
+        until(first.is_ready, "it leads")
+        assert first.lease("kept").status_code == 200
+        standby, going_back = started(start="fresh", **older), started(resume_from_step=0, **older)
+        until(lambda: standby.is_alive() and going_back.is_alive(), "both stand by")
+        for other in (standby, going_back):
+            other.signal(signal.SIGSTOP)
+        first.signal(signal.SIGKILL)
+        second = started(**newer)
+        until(lambda: second.is_alive() and lineage_of(second) == 1, "it went back")
+        going_back.signal(signal.SIGCONT)
+        second.signal(signal.SIGKILL)
+        until(lambda: going_back.process.poll() is not None, "it ends")
+        assert b"Start job-2 has come since" in going_back.log.read_bytes()
+        standby.signal(signal.SIGCONT)
+        until(lambda: lineage_of(standby) == 1, "it takes over, and goes on as job-2 left it")
+        leases = standby.ask("GET", "/v1/leases").json()["leases"]
+        assert [lease["rollout_id"] for lease in leases] == ["kept"]

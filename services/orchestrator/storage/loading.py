@@ -12,6 +12,7 @@ from services.orchestrator.records import HELD_STATES, Records, Rollout, Rollout
 from services.orchestrator.storage import rows, tables
 from services.orchestrator.storage.parts import BodiesRead
 from services.orchestrator.storage.rows import Row
+from services.orchestrator.storage.starts import latest_start
 from sideband.batch.types import Sample
 from sideband.ids import RolloutId
 
@@ -47,6 +48,7 @@ async def load(connection: AsyncConnection, run_id: str) -> Records | None:
             async for row in _rows(connection, _all_of(tables.FILES, run_id))
         },
         start=next(iter(starts), None),
+        latest_start=await latest_start(connection, run_id),
         policies=await _read(connection, tables.POLICIES, run_id, rows.read_policy, order="number"),
         returns=await _read(connection, tables.RETURNS, run_id, rows.read_return, order="lineage"),
         saved_s=float(saved or 0.0),

@@ -31,6 +31,7 @@ from services.orchestrator.ledger import (
 from services.orchestrator.storage.leadership import Leadership
 from services.orchestrator.storage.ledger import SqlLedger, translated
 from services.orchestrator.storage.migrate import migrate
+from services.orchestrator.storage.starts import note_start
 from sideband.mounts import Locks, Mount, mount_of
 
 log = structlog.get_logger(__name__)
@@ -54,6 +55,7 @@ class LedgerPlace:
     run_id: str
     name: str  # tells clients who leads
     lease_s: float
+    start_id: str | None = None  # under which this process was started
     busy_timeout_s: float = 5.0  # a process that is just ending may still have it open
 
 
@@ -163,19 +165,21 @@ def _on_begin(connection: Connection) -> None:
 async def _connected(engine: AsyncEngine, place: LedgerPlace) -> AsyncConnection:
     with translated():
         try:
-            return await _migrated(engine)
+            return await _migrated(engine, place)
         except (OperationalError, sqlite3.OperationalError) as exc:
             if "locked" in str(exc):
                 raise LedgerInUse(f"{place.url} is open in another process") from exc
             raise
 
 
-async def _migrated(engine: AsyncEngine) -> AsyncConnection:
-    """A connection with the newest schema; closed when it cannot have that."""
+async def _migrated(engine: AsyncEngine, place: LedgerPlace) -> AsyncConnection:
+    """A connection with the newest schema, where this start is known; else it is closed."""
     async with contextlib.AsyncExitStack() as stack:
         connection = await engine.connect()
         stack.push_async_callback(connection.close)
         async with connection.begin():
             await connection.run_sync(migrate)
+            if place.start_id is not None:
+                await note_start(connection, place.run_id, place.start_id)
         stack.pop_all()
     return connection

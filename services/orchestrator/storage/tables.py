@@ -61,6 +61,13 @@ STARTS: Final = Table(  # what began the run
     Column("start_id", String(128)),
     Column("begun_s", Double, nullable=False),
 )
+START_IDS: Final = Table(  # of every process, whether it led or stood by; outlives a wipe
+    "start_ids",
+    METADATA,
+    _run(),
+    _id("start_id", is_key=True),
+    Column("number", BigInteger, nullable=False),
+)
 LEADERS: Final = Table(  # PostgreSQL: who leads, and until when
     "leaders",
     METADATA,
@@ -184,7 +191,7 @@ POLICIES: Final = Table(  # what the engines served, and since when
     Column("trained_s", Double),
     Column("source", String(16), nullable=False),
 )
-# What belongs to the run and is wiped with it; who leads stays.
+# What belongs to the run and is wiped with it; who leads, and who came, stays.
 OF_RUN: Final = (
     RUNS,
     SAVES,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.orchestrator.beginning import RunBegun, begins_anew
+from services.orchestrator.beginning import RunBegun, StartOutdated, begins_anew
 from services.orchestrator.history import StartRecord
 from services.orchestrator.records import Change
 from sideband.ids import RunId
@@ -76,3 +76,20 @@ def test_a_ledger_that_does_not_know_its_start_is_not_wiped_by_any_id() -> None:
         decide(None)
     assert not begins_anew(records, start="resume", start_id="job-7", run_id=RunId("run"))
     assert begins_anew(None, start="fresh", start_id=None, run_id=RunId("run"))
+
+
+async def test_a_start_that_is_older_than_the_run_never_wipes_it(tmp_path: Path) -> None:
+    world = World(tmp_path, step_rollouts=9, start="fresh")
+    async with world.life(start_id="job-7"):
+        pass
+    async with world.life(start_id="job-8") as bench:
+        kept = await collect(bench, "a")
+    with pytest.raises(StartOutdated, match=r"job-7 is older than start job-8.*START_ID"):
+        async with world.life(start_id="job-7"):
+            pass
+    for settings in ({"start_id": "job-8"}, {"start_id": "job-7", "start": "resume"}):
+        async with world.life(**settings) as bench:
+            assert bench.on_disk() == files_of(kept)
+            assert (await bench.http.get("/v1/rollouts/a")).json()["state"] == "ready"
+    async with world.life(start_id="job-9") as bench:
+        assert not bench.on_disk(), "a new id says that it is meant"

@@ -16,7 +16,7 @@ from services.orchestrator.history import StartRecord
 from services.orchestrator.ledger import LeadershipLost, LedgerFailed, LedgerInUse
 from services.orchestrator.records import Change, Records
 from services.orchestrator.restoring import restore
-from services.orchestrator.storage import opening, tables
+from services.orchestrator.storage import opening, starts, tables
 from services.orchestrator.storage.ledger import SqlLedger
 from services.orchestrator.storage.opening import LedgerPlace, open_ledger
 from services.orchestrator.storage.samples import decode_samples, encode_samples
@@ -47,8 +47,21 @@ async def open_one(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
     run_id = f"run-{tmp_path.name}"[-100:]
     opened: list[SqlLedger] = []
 
-    async def open_it(name: str = "one", *, run: str = run_id, lease_s: float = 60.0) -> SqlLedger:
-        place = LedgerPlace(url=url, run_id=run, name=name, lease_s=lease_s, busy_timeout_s=0.1)
+    async def open_it(
+        name: str = "one",
+        *,
+        run: str = run_id,
+        lease_s: float = 60.0,
+        start_id: str | None = None,
+    ) -> SqlLedger:
+        place = LedgerPlace(
+            url=url,
+            run_id=run,
+            name=name,
+            lease_s=lease_s,
+            start_id=start_id,
+            busy_timeout_s=0.1,
+        )
         ledger = await open_ledger(place, clock_s=lambda: 77.0)
         assert isinstance(ledger, SqlLedger)
         opened.append(ledger)
@@ -309,3 +322,41 @@ def test_samples_survive_as_they_are(sample: Sample) -> None:
 )
 def test_a_url_that_names_no_ledger_is_refused(url: str, is_good: bool) -> None:
     assert (opening.url_problem(url) is None) is is_good
+
+
+async def test_the_newest_start_is_known_whoever_led_and_whatever_was_wiped(
+    open_one: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def led_by(start_id: str | None) -> str | None:
+        ledger = await open_one(start_id=start_id)
+        await ledger.commit(list(SeededHistory(1).changes(0)))
+        records = await ledger.load()
+        assert records is not None
+        await ledger.wipe()
+        await ledger.close()
+        latest: str | None = records.latest_start
+        return latest
+
+    assert await led_by(None) is None
+    for start_id, latest in (("b", "b"), ("a", "a"), ("b", "a"), (None, "a"), ("a", "a")):
+        assert await led_by(start_id) == latest
+    other = await open_one(run="another", start_id="z")
+    await other.close()
+    assert await led_by("a") == "a", "of its own run"
+    monkeypatch.setattr(starts, "START_IDS_MAX", 2)
+    assert [await led_by(name) for name in ("c", "a", "b")] == ["c", "c", "b"], "b was forgotten"
+
+
+async def test_a_start_that_only_stood_by_is_known(open_one: Open) -> None:
+    leader = await open_one("leader", start_id="b")
+    if leader._leadership is None:
+        pytest.skip("an embedded ledger has no standby")
+    with pytest.raises(LeadershipLost):
+        await open_one("standby", start_id="a")
+    await leader.close()
+    for start_id in ("c", "a"):
+        ledger = await open_one(start_id=start_id)
+        await ledger.commit(list(SeededHistory(1).changes(0)))
+        records = await ledger.load()
+        assert (records.latest_start, records.is_older_start("a")) == ("c", True)
+        await ledger.close()

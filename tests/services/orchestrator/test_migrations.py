@@ -26,7 +26,7 @@ from tests import postgres
 from tests.services.orchestrator.histories import SeededHistory
 from tests.services.orchestrator.test_ledgers import facts
 
-REVISIONS: Final = ["0001", "0002", "0003", "0004", "0005", "0006"]
+REVISIONS: Final = ["0001", "0002", "0003", "0004", "0005", "0006", "0007"]
 SINCE: Final = {"returns": "0002", "policies": "0003", "start": "0004"}  # of records
 Rows = dict[str, list[dict[str, Any]]]
 

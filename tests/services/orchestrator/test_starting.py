@@ -134,6 +134,46 @@ async def test_a_start_that_must_stand_by_first_goes_back_when_it_leads(tmp_path
         assert await returns(bench) == [(1, 1, "job-2")]
 
 
+async def test_a_start_that_is_older_than_another_does_not_go_back(tmp_path: Path) -> None:
+    world = World(tmp_path, applied_steps_kept=3)
+    async with world.life(start_id="job-1") as bench:  # it never went back
+        await trained(bench, steps=3)
+    world.proxy.applied = 2
+    async with world.life(**back_to(2, "job-2")) as bench:
+        assert await returns(bench) == [(1, 2, "job-2")]
+    async with world.life(**back_to(1, "job-3"), wait_for_version=False) as bench:
+        assert await returns(bench) == [(1, 2, "job-2"), (2, 1, "job-3")]
+    done = [(1, 2, "job-2"), (2, 1, "job-3")]
+    with pytest.raises(StartRefused, match=r"Start job-3 has come since.*START_ID"):
+        async with world.life(**back_to(0, "job-1")):
+            pass
+    for settings in (
+        {"start_id": "job-1"},  # names no step: goes on
+        back_to(2, "job-2"),  # has gone back
+        back_to(1, "job-3"),
+        {"start_id": "job-1", "start": "resume"},
+    ):
+        async with world.life(**settings, wait_for_version=False) as bench:
+            assert await returns(bench) == done
+    async with world.life(**back_to(0, "job-4"), wait_for_version=False) as bench:
+        assert await returns(bench) == [*done, (3, 0, "job-4")]
+
+
+async def test_a_start_that_went_back_so_long_ago_that_it_is_forgotten_does_not_do_it_again(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, applied_steps_kept=3, history_max=1)
+    async with world.life(start_id="job-1") as bench:
+        await trained(bench, steps=2)
+    for name in ("job-2", "job-3", "job-4"):
+        async with world.life(**back_to(1, name), wait_for_version=False) as bench:
+            last = await returns(bench)
+    assert [start for _, _, start in last] == ["job-3", "job-4"]
+    with pytest.raises(StartRefused, match="Start job-4 has come since"):
+        async with world.life(**back_to(1, "job-2")):
+            pass
+
+
 async def test_what_is_gone_is_dropped_and_listed(tmp_path: Path) -> None:
     world = World(tmp_path)
     async with world.life() as bench:
