@@ -25,7 +25,7 @@ from services.inference_proxy.upstream import (
 # A server may close an idle connection at any time: short-lived ones rarely meet that.
 KEEPALIVE_S: Final = 2.0
 _PORTS: Final = {"http": 80, "https": 443}
-_PATH_SAFE: Final = "/%:@!$&'()*+,;=~"  # may stand in a path as they are
+_SAFE: Final = "/%:@!$&'()*+,;=~"  # may stand in a path, and in a query, as they are
 
 
 class Origin(NamedTuple):
@@ -42,9 +42,11 @@ def parsed_url(method: str, url: str) -> tuple[Origin, bytes]:
     parts = urlsplit(url)
     assert parts.hostname is not None, "the settings check every URL"
     host, port = parts.hostname, parts.port or _PORTS[parts.scheme]
-    path = quote(parts.path or "/", safe=_PATH_SAFE)
+    target = quote(parts.path or "/", safe=_SAFE)
+    if parts.query:
+        target += f"?{quote(parts.query, safe=_SAFE)}"
     head = (
-        f"{method} {path} HTTP/1.1\r\nhost: {parts.netloc}\r\n"
+        f"{method} {target} HTTP/1.1\r\nhost: {parts.netloc}\r\n"
         "user-agent: sideband\r\naccept-encoding: identity\r\n"
     )
     return Origin(host, port, parts.scheme == "https"), head.encode()

@@ -30,9 +30,12 @@ async def views(proxy: Running) -> dict[str, dict[str, Any]]:
     return {view["name"]: view for view in body["engines"]}
 
 
-async def test_every_engine_goes_through_every_step_and_the_version_advances() -> None:
+@pytest.mark.parametrize("has_sockets", [False, True])
+async def test_every_engine_goes_through_every_step_and_the_version_advances(
+    has_sockets: bool,
+) -> None:
     engines = pair()
-    async with running(engines) as proxy:
+    async with running(engines, has_sockets=has_sockets) as proxy:
         report = (await proxy.http.post(PATH, json=FOLDER)).json()
         assert report["applied"] == 1
         assert sorted(report["updated"]) == sorted(engines)

@@ -294,6 +294,21 @@ async def test_a_path_and_a_header_stay_what_they_are() -> None:
     assert not any(line.startswith((b"b:", b"content-length")) for line in lines)
 
 
+async def test_a_query_arrives_with_its_path() -> None:
+    seen: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(answer(b"x"))
+
+    async with (
+        upstream_to(serve) as (upstream, url),
+        upstream.open("e0", f"{url}/m/?name%5B%5D=a&b=c d#e", method="GET"),
+    ):
+        pass
+    assert seen[0].startswith(b"GET /x/m/?name%5B%5D=a&b=c%20d HTTP/1.1\r\n")
+
+
 @pytest.mark.parametrize("token", ["two\nlines", "a tab\t", "not latin \u20ac"])
 def test_a_token_that_no_header_can_carry_fails_at_start(token: str) -> None:
     with pytest.raises(ValidationError, match="must be one line"):
