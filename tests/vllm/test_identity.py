@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from scripts.vllm_env.model import CONFIG
-from scripts.vllm_env.servers import VllmServer
+from scripts.vllm_env.servers import VllmServer, running, start
 from services.inference_proxy.app import create_app
 from services.inference_proxy.asking import METRICS_PATH
 from services.inference_proxy.config import EngineSettings, ProxySettings
@@ -88,3 +88,40 @@ async def test_a_proxy_that_starts_takes_the_version_of_the_weights_and_refuses_
         assert ready.status_code == 503
         (reason,) = ready.json()["reasons"]
         assert reason.startswith("no colocated engine serves (e0: model_mismatch: it serves")
+
+
+async def test_a_server_that_was_started_anew_unseen_answers_no_train_request(
+    vllm_0_30: VllmServer, payload_root: Path, logs: Path
+) -> None:
+    """0.30 names the weights of no token. One server stands for the other's next start."""
+    stock = start("0.30", logs / "0.30-stock.log", root=None, variables={"VLLM_PLUGINS": ""})
+    with running(stock) as (other,):
+        app = create_app(
+            ProxySettings(
+                engines=(EngineSettings(name="e0", url=vllm_0_30.url),),
+                probe_interval_s=3600,
+                probe_timeout_s=20,
+            )
+        )
+        async with app.router.lifespan_context(app):
+            engine = app.state.parts.book.get("e0")
+            await until(lambda: engine.health.state == "healthy", timeout_s=30)
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://proxy", timeout=60
+            ) as http:
+                for version, (now, later) in enumerate([(vllm_0_30, other), (other, vllm_0_30)], 3):
+                    engine.url = now.url
+                    report = {"policy_version": version}
+                    assert (await http.post("/v1/policy-version", json=report)).status_code == 200
+                    for stream in (False, True):
+                        body = body_of([1, 2, 3, 4], f"r{version}-{stream}", seed=3, extra_args={})
+                        taken = await http.post(
+                            GENERATE, json={**body, "stream": stream}, headers=TRAIN
+                        )
+                        assert taken.status_code == 200, taken.text
+                        assert "error" not in taken.text
+                    engine.url = later.url
+                    refused = await http.post(GENERATE, json=body, headers=TRAIN)
+                    assert refused.status_code == 503, refused.text
+                    assert (engine.policy_version, engine.health.state) == (0, "healthy")

@@ -1,5 +1,6 @@
 """Engines that name their weights nowhere: one that was started anew shows by its process."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,6 @@ from typing import Any
 import httpx
 import pytest
 
-from services.inference_proxy.admission import Gate
-from services.inference_proxy.identity import EngineIdentity, Said, Weights, weights_of
-from services.inference_proxy.sampled import check_weights
-from services.inference_proxy.upstream import EngineBehind
-from services.inference_proxy.workers.state import FollowingBook, adopt, restore, state_of
 from tests.services.inference_proxy.harness import (
     GENERATE,
     TRAIN,
@@ -21,14 +17,13 @@ from tests.services.inference_proxy.harness import (
     until,
 )
 from tests.services.inference_proxy.stub import StubEngine
-from tests.services.inference_proxy.test_doubts import leader_and_follower, said
-from tests.services.inference_proxy.test_sampled import engine_of, named, report, view_of
+from tests.services.inference_proxy.test_sampled import report, view_of
 from tests.services.inference_proxy.test_streams import events_of
+from tests.services.inference_proxy.workers import session_of, turn, workers
 
 PROMPT = [5, 17, 3, 42]
 IDENTITY = {"is_by_handle": True, "run_id": "run-1", "policy_version": None}
 NOT_ASKED: dict[str, Any] = {"probe_interval_s": 3600}  # whatever shows, shows in answers
-KNOWN = Weights(policy_version=3, is_reported=True, process="a")
 OPENAI = {"model": "m", "prompt": "Hello", "max_tokens": 4}
 
 Anew = Callable[[StubEngine], None]
@@ -274,116 +269,26 @@ async def test_an_engine_that_refuses_to_say_what_it_runs_was_not_started_anew(
         assert proxy.parts.book.get("e0").policy_version == 3
 
 
-def says(version: int | None = None, process: str | None = None, *, route: bool = True) -> Said:
-    identity = EngineIdentity(is_by_handle=True, policy_version=version) if route else None
-    return Said(identity=identity, process=process)
-
-
-@pytest.mark.parametrize(
-    ("told", "found"),
-    [
-        (says(process="a"), KNOWN),
-        (says(process="b"), Weights(policy_version=1, process="b")),
-        (says(), Weights(policy_version=1)),
-        (says(5, "a"), Weights(policy_version=5, is_named=True, process="a")),
-        (says(5, "b"), Weights(policy_version=5, is_named=True, process="b")),
-        (says(process="a", route=False), KNOWN),
-        (says(process="b", route=False), Weights(policy_version=1, process="b")),
-        (says(route=False), Weights(policy_version=1)),
-    ],
-)
-def test_what_an_engine_runs_follows_from_its_process(told: Said, found: Weights) -> None:
-    assert weights_of(told, KNOWN, at_start=1) == found
-
-
-def test_the_first_sign_of_a_process_is_that_of_what_is_known() -> None:
-    reported = Weights(policy_version=3, is_reported=True)
-    assert weights_of(says(process="a"), reported, at_start=1) == KNOWN
-    on_record = Weights(policy_version=3)
-    bound = Weights(policy_version=3, process="a")
-    assert weights_of(says(process="a", route=False), on_record, at_start=1) == bound
-
-
-def test_an_engine_that_had_the_route_and_has_it_no_more_was_started_anew() -> None:
-    named_ones = Weights(policy_version=3, is_named=True)
-    other = says(route=False)
-    found = weights_of(other, named_ones, at_start=1, had_route=True)
-    assert found == Weights(policy_version=1)
-    assert weights_of(other, named_ones, at_start=1, had_route=False) == named_ones
-
-
-@pytest.mark.parametrize(
-    ("names", "process", "at_least", "is_shown"),
-    [
-        ([], "a", 3, True),
-        ([], None, 3, False),
-        (["default"], None, 3, False),  # reported, and never named: it says nothing
-        (["default"], "a", 3, True),
-        (["3"], "b", 3, True),  # started anew with weights that it names
-        ([], "b", 1, True),  # no older than those of the start
-        ([], "b", 3, None),
-        (["default"], "b", 3, None),
-        (["2"], "a", 3, None),
-    ],
-)
-def test_names_and_process_decide_together(
-    names: list[str], process: str | None, at_least: int, is_shown: bool | None
+@pytest.mark.e2e
+@pytest.mark.parametrize("kind", [with_plugin, with_old_plugin])
+async def test_no_worker_takes_an_answer_of_another_process(
+    tmp_path: Path, kind: Callable[[], StubEngine]
 ) -> None:
-    book, engine = engine_of(at_start=1)
-    book.report(3)
-    asked: dict[str, Any] = {"at_least": at_least, "known": KNOWN, "process": process}
-    if is_shown is not None:
-        assert check_weights(engine, named(*names), **asked) is is_shown
-        return
-    with pytest.raises(EngineBehind):
-        check_weights(engine, named(*names), **asked)
-
-
-def test_another_process_with_weights_that_are_new_enough_is_asked_who_it_is() -> None:
-    book, engine = engine_of()
-    book.told(engine, says(process="a"), run_id=None, known=engine.weights, doubts=0)
-    book.probed(engine, now_s=0.0)
-    assert not engine.is_doubted
-    assert check_weights(engine, [], at_least=0, known=engine.weights, process="b")
-    assert engine.is_doubted
-
-
-@pytest.mark.parametrize("is_dead", [True, False])
-def test_a_mute_engine_where_nobody_listened_has_the_weights_of_its_start(is_dead: bool) -> None:
-    book, engine = engine_of()
-    book.begin_at(3)
-    book.failed(engine, "refused", now_s=0.0, is_dead=True, is_probe=True)  # it starts yet
-    book.probed(engine, now_s=0.0)
-    assert book.is_serving(engine)
-    for _ in range(3):
-        book.failed(engine, "refused", now_s=0.0, is_dead=is_dead)
-    book.probed(engine, now_s=0.0)
-    assert engine.health.state == "healthy"
-    assert (book.is_serving(engine), engine.policy_version) == (not is_dead, 0 if is_dead else 3)
-    book.report(3)
-    assert book.is_serving(engine)
-
-
-@pytest.mark.parametrize(
-    "known", [Weights(policy_version=3, is_named=True), KNOWN], ids=["named", "process"]
-)
-def test_an_engine_that_can_say_what_it_runs_is_asked_instead(known: Weights) -> None:
-    book, engine = engine_of()
-    book.probed(engine, now_s=0.0)
-    engine.weights = known
-    book.failed(engine, "refused", now_s=0.0, is_dead=True)
-    assert engine.weights == known
-    assert engine.is_doubted
-
-
-def test_the_process_that_has_the_weights_is_known_in_all_workers() -> None:
-    leader, follower = leader_and_follower()
-    engine = leader.get("e0")
-    leader.told(engine, says(process="a"), run_id=None, known=engine.weights, doubts=0)
-    leader.report(3, ["e0"], processes={"e0": "b"})
-    new = leader_and_follower()[1]
-    adopt(said(leader, 1), follower, Gate())
-    restore(state_of(leader, Gate(), is_settled=True, number=1), new, Gate())
-    for book in (leader, follower, new):
-        assert book.get("e0").weights == Weights(policy_version=3, is_reported=True, process="b")
-    assert isinstance(follower, FollowingBook)
+    engine = kind()
+    async with workers({"e0": engine}, tmp_path, retry_wait_s_max=0.01) as proxy:
+        for version, number in ((3, 0), (4, 2)):
+            answer = await proxy.ask("POST", "/v1/policy-version", json={"policy_version": version})
+            assert answer.json()["engines"] == {"e0": version}
+            for worker in (0, 1):
+                name = session_of(worker, number=number)
+                taken = await proxy.generate(turn(PROMPT, f"{name}.t0"), session=name)
+                assert taken.headers["x-sideband-policy-version"] == str(version)
+            start_anew(engine)
+            for worker in (0, 1):
+                name = session_of(worker, number=number + 1)
+                refused = await proxy.generate(turn(PROMPT, f"{name}.t0"), session=name)
+                assert (refused.status_code, refused.json()["code"]) == (503, "no_engine")
+            async with asyncio.timeout(15):  # whoever found it out, all know
+                versions: dict[str, int] = {}
+                while versions != {"e0": 0}:
+                    versions = (await proxy.ask("GET", "/v1/policy-version")).json()["engines"]
