@@ -76,10 +76,11 @@ def trailing_zeros(word: Any) -> int:
 def _compile(function: F, signature: str, teach: Callable[[], None]) -> F | None:
     try:
         from numba import njit
+
+        _teach_trailing_zeros()
+        teach()
     except ImportError:  # not installed, or not for this numpy
         return None
-    _teach_trailing_zeros()
-    teach()
     try:
         compiled: F = njit(signature, nogil=True, cache=True)(function)
     except RuntimeError:  # no folder that it could keep anything in

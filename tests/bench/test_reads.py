@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from bench.files import request_of, warm_buffer
-from bench.rows.rank_read import MODELS, chosen_reads, plain_calls, reader_calls, whole_blocks
+from bench.reads import chosen_reads, plain_calls, reader_calls, whole_blocks
+from bench.rows.rank_read import MODELS
 from sideband.ids import RequestId, RunId
 from sideband.payload.encodings import routing_blocks
 from sideband.payload.reader import PayloadReader

@@ -74,6 +74,17 @@ def test_a_loop_is_taught_what_it_calls_right_before_it_is_compiled(
     assert taught == ["double"]
 
 
+def test_what_a_loop_cannot_be_taught_numpy_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Loop, "_all", [])
+
+    def teach() -> None:
+        raise ImportError("a library without what it needs")
+
+    loop = Loop[Any](double, "int64(int64[::1])", worth=1, teach=teach)
+    assert loop.for_items(1) is None
+    assert not compile_loops()
+
+
 def test_who_wants_it_at_once_gets_it(loop: Loop[Any]) -> None:
     pytest.importorskip("numba")
     assert compile_loops()

@@ -1,7 +1,7 @@
 """The loop that reads blocks of raw rows: into a scratch, from there to where the rows shall lie.
 
 A scratch stays in the caches: a read into it takes half the time of a read into other memory, and
-hashing costs nothing beside the copy that is left to do (``sideband.payload.machine``).
+hashing costs little beside the copy that is left to do (``sideband.payload.machine``).
 """
 
 import os
@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from sideband.compiled import Loop
 from sideband.payload.layout import checksum
-
-_SHORT_BYTES_MAX: Final = 240  # blocks of so little are left to the other way
 
 
 def copy_blocks(
@@ -37,7 +35,7 @@ def copy_blocks(
     for number in range(first, stop):
         offset = offsets[number]
         size = offsets[number + 1] - offset
-        if not _SHORT_BYTES_MAX < size <= len(room):
+        if size > len(room):
             return number
         block = room[:size]
         if read_into(fd, block, offset) != size:

@@ -15,7 +15,7 @@ from sideband.payload.layout import checksum
 from tests.unit.masks.ways import ARRAYS, WAYS, taking
 
 CONTENT = np.random.default_rng(1).integers(0, 256, 40_000, dtype=np.uint8)
-EDGES = [241, 256, 304, 305, 1023, 1024, 1025, 1088, 1089, 2048, 2049, 2112, 4097, 9000]
+EDGES = [1, 63, 64, 65, 240, 241, 1023, 1024, 1025, 1088, 1089, 4095, 4096, 4097, 4160, 9000]
 BEGIN, AROUND = 7, 70  # what no copy may touch lies around its output, more than a line of a cache
 
 
@@ -55,7 +55,7 @@ class Cut:
 
 @pytest.mark.usefixtures("any_loop")
 @given(
-    sizes=st.lists(st.sampled_from(EDGES) | st.integers(241, 5000), min_size=1, max_size=4),
+    sizes=st.lists(st.sampled_from(EDGES) | st.integers(1, 9500), min_size=1, max_size=4),
     shift=st.integers(0, 64),
     data=st.data(),
 )
@@ -87,13 +87,6 @@ def test_it_stops_at_a_block_with_another_checksum(
     assert cut.copied(fd, out, stop=3) == bad
     good = sum(sizes[:bad])
     assert out[:good].tobytes() == CONTENT[BEGIN : BEGIN + good].tobytes()
-
-
-@pytest.mark.usefixtures("any_loop")
-@pytest.mark.parametrize("size", [1, 240])
-def test_it_leaves_blocks_that_are_hashed_in_another_way(fd: int, size: int) -> None:
-    cut, out = Cut(300, size, 300), np.zeros(600 + size, np.uint8)
-    assert cut.copied(fd, out, stop=3) == 1
 
 
 @pytest.mark.usefixtures("any_loop")

@@ -11,6 +11,7 @@ import pytest
 from sideband.errors import InvalidInput
 from sideband.payload import PayloadReader, PayloadRoot, encodings, errors
 from sideband.payload.columns import RowArray
+from tests.unit.masks.ways import ARRAYS, taking
 from tests.unit.payload.forge import (
     FILE,
     MASKS,
@@ -206,7 +207,7 @@ def test_errors_of_the_operating_system_are_translated(
     def fail(*args: object, **kwargs: object) -> int:
         raise OSError(number, os.strerror(number))
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, taking(ARRAYS):
         patch.setattr(os, call, fail)
         with pytest.raises(errors.PayloadError) as caught:
             read_routing(reader, routing_segment())
@@ -230,8 +231,9 @@ def test_short_reads_are_read_on(
     first = os.pread
     monkeypatch.setattr(os, "preadv", one_byte)
     monkeypatch.setattr(os, "pread", lambda fd, size, offset: first(fd, min(size, 40), offset))
-    assert read_routing(reader, routing_segment()).tobytes() == ROUTING[:16]
-    assert read_masks(reader, mask_segment()).ids_M.tolist() == [7, 999, 5]
+    with taking(ARRAYS):
+        assert read_routing(reader, routing_segment()).tobytes() == ROUTING[:16]
+        assert read_masks(reader, mask_segment()).ids_M.tolist() == [7, 999, 5]
 
 
 def test_a_file_that_shrinks_under_an_open_reader_is_truncated(
