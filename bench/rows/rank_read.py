@@ -1,28 +1,27 @@
 """A rank reads the rows of its chunk, every block verified, against plain preadv. Warm files."""
 
 import os
-import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from bench.files import payload_root, pread_into, publish, request_of, warm_buffer
+from bench.files import payload_root, publish, request_of, warm_buffer
+from bench.reads import chosen_reads, plain_calls, reader_calls
 from bench.registry import Row
 from bench.results import Claim, Curve, Measurement, RowResult, Series
+from bench.rows.masks import without_loops
 from bench.scale import Scale
 from bench.timing import paired
 from bench.workload import VOCAB_SIZE
+from sideband.compiled import compile_loops
 from sideband.model import ModelShape
-from sideband.payload.encodings import routing_blocks
 from sideband.payload.reader import PayloadReader
 from sideband.payload.root import PayloadRoot
 from sideband.segments import PayloadSegment
 
 THREADS: Final = 32
+NUMPY_ONLY: Final = "without compiled loops"
 MODELS: Final = {  # bytes per row: DeepSeek-V4-Flash, Qwen3-30B-A3B, GLM-5.3, Nemotron-3-Super
     240: ModelShape(
         num_layers=43, layer_ids=tuple(range(3, 43)), top_k=6, id_space=256, vocab_size=VOCAB_SIZE
@@ -37,25 +36,6 @@ MODELS: Final = {  # bytes per row: DeepSeek-V4-Flash, Qwen3-30B-A3B, GLM-5.3, N
         num_layers=88, layer_ids=tuple(range(88)), top_k=22, id_space=512, vocab_size=VOCAB_SIZE
     ),
 }
-Range = tuple[int, int]  # offset, bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reads:
-    """The segments of one rank's chunk, and the whole blocks that they lie in."""
-
-    segments: list[PayloadSegment]
-    ranges: list[Range]
-
-    @property
-    def rows(self) -> int:
-        """Rows that the rank gets."""
-        return sum(segment.rows for segment in self.segments)
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of the whole blocks."""
-        return sum(size for _, size in self.ranges)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +44,7 @@ class Point:
 
     segment_rows: int
     percent: float  # of the speed of plain preadv of the same whole blocks
+    without_loops_percent: float | None  # the same without compiled loops, where it was asked
     segment_s: float
     plain_s: float
     read_bytes: int
@@ -72,6 +53,7 @@ class Point:
 
 def measure(scale: Scale) -> RowResult:
     """Rows of four sizes in segments of 1 to 30 k rows, one thread and the pool."""
+    compile_loops()
     file_rows = scale.pick(tiny=300, quick=30_000, full=30_000)
     lengths = scale.pick(
         tiny=[1, 200],
@@ -101,20 +83,40 @@ def measure(scale: Scale) -> RowResult:
             for (row_bytes, threads), found in points.items()
             for point in found
         ],
-        claims=[
+        claims=_claims(points, lengths),
+        curves=[_curve(points)],
+        notes=[_short_note(points)],
+    )
+
+
+def _claims(points: dict[tuple[int, int], list[Point]], lengths: Sequence[int]) -> list[Claim]:
+    """The worst row size of each length, and the worst of all where nothing is asked for."""
+    alone = [found for (_, threads), found in points.items() if threads == 1]
+    pooled = [
+        point.percent for (_, threads), found in points.items() if threads > 1 for point in found
+    ]
+    plainly = [point.without_loops_percent or 0.0 for found in alone for point in found]
+    return [
+        *(
             Claim(
                 what=f"speed of preadv at {length} rows per segment, worst row size, one thread",
-                value=min(
-                    found[place].percent for (_, threads), found in points.items() if threads == 1
-                ),
+                value=min(found[place].percent for found in alone),
                 unit="%",
                 target=80,
             )
             for place, length in enumerate(lengths)
-        ],
-        curves=[_curve(points)],
-        notes=[_short_note(points)],
-    )
+        ),
+        Claim(
+            what=f"speed of preadv at the worst length and row size, {THREADS} threads",
+            value=min(pooled),
+            unit="%",
+        ),
+        Claim(
+            what="speed of preadv at the worst length and row size, one thread, " + NUMPY_ONLY,
+            value=min(plainly),
+            unit="%",
+        ),
+    ]
 
 
 def _files(root: PayloadRoot, model: ModelShape, rows: int, *, count: int) -> list[PayloadSegment]:
@@ -140,8 +142,7 @@ def _point(
     reads = chosen_reads(
         files, segment_rows, read_bytes_max=scale.pick(tiny=1 << 20, quick=96 << 20, full=256 << 20)
     )
-    wanted_bytes = sum(_row_bytes(segment) * segment.rows for segment in reads.segments)
-    out = warm_buffer(wanted_bytes)
+    out = warm_buffer(reads.row_bytes)
     plain = warm_buffer(reads.block_bytes)
     fds = {file.file: os.open(root.path / file.file, os.O_RDONLY) for file in files}
     try:
@@ -151,11 +152,14 @@ def _point(
         ):
             ours = reader_calls(reader, reads, out)
             limit = plain_calls(fds, reads, plain)
+            sides: dict[str, Callable[[], object]] = {
+                "ours": lambda: _run(pool, threads, ours),
+                "plain": lambda: _run(pool, threads, limit),
+            }
+            if threads == 1:
+                sides[NUMPY_ONLY] = lambda: without_loops(sides["ours"])
             timings = paired(
-                {
-                    "ours": lambda: _run(pool, threads, ours),
-                    "plain": lambda: _run(pool, threads, limit),
-                },
+                sides,
                 rounds=2 * scale.rounds + 1,  # a few per cent are asked for: five vary as much
             )
     finally:
@@ -165,80 +169,12 @@ def _point(
     return Point(
         segment_rows=segment_rows,
         percent=100 * timings.ratio("plain", "ours"),
+        without_loops_percent=100 * timings.ratio("plain", NUMPY_ONLY) if threads == 1 else None,
         segment_s=timings.median("ours") / count,
         plain_s=timings.median("plain") / count,
         read_bytes=reads.block_bytes // count,
-        wanted_bytes=wanted_bytes // count,
+        wanted_bytes=reads.row_bytes // count,
     )
-
-
-def chosen_reads(
-    files: Sequence[PayloadSegment], segment_rows: int, *, read_bytes_max: int
-) -> Reads:
-    """Segments of equal length at random rows, as many as the byte budget allows (at most 400)."""
-    rng = random.Random(segment_rows)
-    segments: list[PayloadSegment] = []
-    ranges: list[Range] = []
-    read_bytes = 0
-    while not segments or (read_bytes < read_bytes_max and len(segments) < 400):
-        file = files[len(segments) % len(files)]
-        first = rng.randrange(file.rows - min(segment_rows, file.rows) + 1)
-        segment = file.narrowed(file.pos + first, file.pos + min(first + segment_rows, file.rows))
-        segments.append(segment)
-        ranges.append(whole_blocks(file, segment))
-        read_bytes += ranges[-1][1]
-    return Reads(segments=segments, ranges=ranges)
-
-
-def _model_of(file: PayloadSegment) -> ModelShape:
-    """A model whose rows are as large as the file's."""
-    layers, top_k = file.shape
-    return ModelShape(
-        num_layers=layers,
-        layer_ids=tuple(range(layers)),
-        top_k=top_k,
-        id_space=256 if file.dtype == "uint8" else 1 << 16,
-        vocab_size=1,
-    )
-
-
-def whole_blocks(file: PayloadSegment, segment: PayloadSegment) -> Range:
-    """The bytes of all blocks that the segment touches; rows are stored raw."""
-    row_bytes = _row_bytes(file)
-    bounds = np.array(routing_blocks(file.rows, _model_of(file)))
-    first = bounds[np.searchsorted(bounds, segment.row, side="right") - 1]
-    last = bounds[np.searchsorted(bounds, segment.row + segment.rows, side="left")]
-    return segment.offset + int(first) * row_bytes, int(last - first) * row_bytes
-
-
-def reader_calls(
-    reader: PayloadReader, reads: Reads, out: NDArray[np.uint8]
-) -> list[Callable[[], None]]:
-    """One call per segment, each into its own part of ``out``."""
-    calls: list[Callable[[], None]] = []
-    start = 0
-    for segment in reads.segments:
-        size = _row_bytes(segment) * segment.rows
-        rows = out[start : start + size]
-        typed = rows if segment.dtype == "uint8" else rows.view(np.uint16)
-        place = typed.reshape(segment.rows, *segment.shape)
-        calls.append(lambda s=segment, o=place: reader.read_routing(s, o))  # type: ignore[misc]
-        start += size
-    return calls
-
-
-def plain_calls(
-    fds: dict[str, int], reads: Reads, buffer: NDArray[np.uint8]
-) -> list[Callable[[], None]]:
-    """The same whole blocks by plain system calls."""
-    calls: list[Callable[[], None]] = []
-    view, start = buffer.data, 0
-    for segment, one in zip(reads.segments, reads.ranges, strict=True):
-        part = view[start : start + one[1]]
-        fd = fds[segment.file]
-        calls.append(lambda f=fd, r=one, p=part: pread_into(f, [r], p))  # type: ignore[misc]
-        start += one[1]
-    return calls
 
 
 def _run(pool: ThreadPoolExecutor, threads: int, calls: Sequence[Callable[[], None]]) -> None:
@@ -248,10 +184,6 @@ def _run(pool: ThreadPoolExecutor, threads: int, calls: Sequence[Callable[[], No
         return
     for future in [pool.submit(call) for call in calls]:
         future.result()
-
-
-def _row_bytes(segment: PayloadSegment) -> int:
-    return segment.shape[0] * segment.shape[1] * (1 if segment.dtype == "uint8" else 2)
 
 
 def _measurement(row_bytes: int, threads: int, point: Point) -> Measurement:
