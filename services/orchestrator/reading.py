@@ -74,12 +74,11 @@ class LargeRollout:
         answer, samples = await _asked(self._job, question, deque())
         self._job.done()
         assert isinstance(answer, Read), "a reader answers what it was asked"
-        view = memoryview(samples).toreadonly()
-        return answer.delivery(await asyncio.to_thread(decode_samples, view))
+        return answer.delivery(await asyncio.to_thread(decode_samples, samples))
 
 
 async def _asked(
     job: ReaderJob, question: Question, body: deque[bytes]
-) -> tuple[Answer, bytearray]:
+) -> tuple[Answer, memoryview]:
     head, data = await job.ask(msgspec.msgpack.encode(question), body)
     return _ANSWERS.decode(head), data

@@ -141,7 +141,7 @@ class ReaderJob:
         self._reader: Reader | None = None
         self._is_whole, self._is_done = True, False
 
-    async def ask(self, head: bytes, body: deque[bytes] | None = None) -> tuple[bytes, bytearray]:
+    async def ask(self, head: bytes, body: deque[bytes] | None = None) -> tuple[bytes, memoryview]:
         """The head and the body of the answer; ``body`` is empty after it. Raises ReaderLost."""
         assert not self._is_done, "a conversation has an end"
         self._is_whole = False

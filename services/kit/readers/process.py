@@ -6,6 +6,8 @@ from asyncio.subprocess import PIPE, Process
 from collections import deque
 from typing import Final
 
+import numpy as np
+
 from services.kit.readers.framing import BEGIN, END, GO_ON, PREFIX
 
 # It finds modules where the service does, whatever way that was started.
@@ -51,7 +53,7 @@ class Reader:
         """Until it can be asked. Raises ReaderGone."""
         await self._answer()
 
-    async def ask(self, head: bytes, body: deque[bytes]) -> tuple[bytes, bytearray]:
+    async def ask(self, head: bytes, body: deque[bytes]) -> tuple[bytes, memoryview]:
         """The head and the body of the answer; ``body`` is emptied. Raises ReaderGone."""
         size_bytes = sum(map(len, body))
         if self._in.is_closing():
@@ -72,21 +74,22 @@ class Reader:
             self._in.write(PREFIX.pack(END, 0, 0))
         self._kind = BEGIN
 
-    async def _answer(self) -> tuple[bytes, bytearray]:
+    async def _answer(self) -> tuple[bytes, memoryview]:
         try:
             _, head_bytes, body_bytes = PREFIX.unpack(await self._out.readexactly(PREFIX.size))
             head = await self._out.readexactly(head_bytes)
         except asyncio.IncompleteReadError as exc:
             raise ReaderGone("ended before it answered") from exc
-        body = bytearray(body_bytes)
-        view, at = memoryview(body), 0
+        # Not zeroed first: that would touch all of it in one call.
+        body: memoryview = np.empty(body_bytes, np.uint8).data
+        at = 0
         while at < body_bytes:
             part = await self._out.read(min(PART_BYTES, body_bytes - at))
             if not part:
                 raise ReaderGone("ended within an answer")
-            view[at : at + len(part)] = part
+            body[at : at + len(part)] = part
             at += len(part)
-        return head, body
+        return head, body.toreadonly()
 
     @property
     def is_running(self) -> bool:

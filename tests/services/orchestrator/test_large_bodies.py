@@ -67,10 +67,10 @@ class HereJob(ReaderJob):
     def __init__(self) -> None:
         self._reading, self.is_done = Reading(), False
 
-    async def ask(self, head: bytes, body: deque[bytes] | None = None) -> tuple[bytes, bytearray]:
+    async def ask(self, head: bytes, body: deque[bytes] | None = None) -> tuple[bytes, memoryview]:
         """As a reader answers."""
         answer, data = self._reading.ask(head, bytearray(b"".join(body or ())))
-        return answer, bytearray(data)
+        return answer, memoryview(data)
 
     def done(self) -> None:
         """As for a reader."""
