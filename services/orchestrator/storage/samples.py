@@ -17,6 +17,7 @@ from sideband.batch.types import Sample
 from sideband.fields import FIELDS, Field
 from sideband.ids import RolloutId, SampleId
 from sideband.masks.rows import RaggedRows
+from sideband.packed import JOINED_BYTES_MAX, packed_pieces
 from sideband.segments import AnySegment, Form, InlineSegment, PayloadSegment
 
 FORM_VERSION: Final = 1
@@ -82,7 +83,6 @@ class _Wire(msgspec.Struct, array_like=True, frozen=True):
 
 _DECODER: Final = msgspec.msgpack.Decoder(_Wire)
 _APART: Final = (_Wire, _Sample, _Runs, _Rows, _Masks)  # what holds arrays
-JOINED_BYTES_MAX: Final = 256 << 10  # of an array that is encoded with what is around it
 
 
 def encode_samples(samples: tuple[Sample, ...]) -> bytes:
@@ -97,33 +97,11 @@ def encoded_pieces(samples: tuple[Sample, ...]) -> Iterator[bytes | memoryview]:
     wire = _wire(samples)
     if sum(map(size_of, samples)) <= JOINED_BYTES_MAX:
         return iter((msgspec.msgpack.encode(wire),))
-    return _pieces(wire)
+    return packed_pieces(wire, _APART)
 
 
 def _wire(samples: tuple[Sample, ...]) -> _Wire:
     return _Wire(FORM_VERSION, [_encoded(sample) for sample in samples])
-
-
-def _pieces(value: object) -> Iterator[bytes | memoryview]:
-    if isinstance(value, memoryview) and len(value) > JOINED_BYTES_MAX:
-        yield b"\xc6" + len(value).to_bytes(4, "big")  # MessagePack's bin 32
-        yield value
-    elif isinstance(value, _APART):
-        fields = [getattr(value, name) for name in value.__struct_fields__]
-        tag = value.__struct_config__.tag
-        yield from _items(fields if tag is None else [tag, *fields])
-    elif isinstance(value, list) and value and isinstance(value[0], _APART):
-        yield from _items(value)
-    else:
-        yield msgspec.msgpack.encode(value)
-
-
-def _items(values: list[Any]) -> Iterator[bytes | memoryview]:
-    """An array: its head is what comes before the items of one of so many nulls."""
-    count = len(values)
-    yield msgspec.msgpack.encode([None] * count)[:-count]
-    for value in values:
-        yield from _pieces(value)
 
 
 def decode_samples(body: bytes | memoryview) -> tuple[Sample, ...]:

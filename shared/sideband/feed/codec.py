@@ -7,7 +7,7 @@ the element; it never allocates more than the bytes that it was given account fo
 Legend: L tokens of a packed row, E tokens that travel.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Final, TypeVar
@@ -26,11 +26,14 @@ from sideband.feed.limits import (
     STEP_MAX,
 )
 from sideband.feed.rows import RowsWire, decode_rows, encode_rows
+from sideband.feed.rows_segments import InlineWire
 from sideband.feed.spans import encode_spans
 from sideband.ids import RunId, check_id
 from sideband.model import ModelShape
+from sideband.packed import packed_pieces
 
 STEP_CONTENT_TYPE: Final = "application/vnd.sideband.step+msgpack"
+WRITTEN_BYTES: Final = 1 << 20  # of a step, copied in one call
 STEP_MAGIC: Final = "sideband.step"
 STEP_VERSION: Final = 1
 
@@ -104,8 +107,19 @@ def encode_step(step: Step) -> bytes:
     for row in step.grid:
         body.write(_array_header(len(row)))
         for batch in row:
-            body.write(msgspec.msgpack.encode(encode_rows(batch, step.model)))
+            for piece in _pieces(encode_rows(batch, step.model)):
+                body.write(piece)
     return body.getvalue()
+
+
+def _pieces(rows: RowsWire) -> Iterator[bytes | memoryview]:
+    """The row encoded, none of the pieces large: a call holds the interpreter until it ends."""
+    if not rows.inline:  # inline rows are what makes one large
+        yield msgspec.msgpack.encode(rows)
+        return
+    for piece in packed_pieces(rows, (RowsWire, InlineWire)):
+        for at in range(0, len(piece), WRITTEN_BYTES):
+            yield memoryview(piece)[at : at + WRITTEN_BYTES]
 
 
 def _array_header(count: int) -> bytes:

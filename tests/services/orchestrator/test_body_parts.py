@@ -20,13 +20,13 @@ from services.orchestrator.storage.migrate import MIGRATIONS
 from services.orchestrator.storage.opening import LedgerPlace, open_ledger
 from services.orchestrator.storage.parts import PART_BYTES, BodiesRead, encoded_parts
 from services.orchestrator.storage.samples import (
-    JOINED_BYTES_MAX,
     UnreadableSamples,
     encode_samples,
     encoded_pieces,
 )
 from sideband.batch.types import Sample
 from sideband.ids import GroupId, RolloutId
+from sideband.packed import JOINED_BYTES_MAX
 from sideband.segments import InlineSegment
 from sideband.testing.batches import make_sample
 from tests import postgres
