@@ -180,19 +180,19 @@ def build_parts(
         keeper=keeper,
         kept=own_turns if member is None else member.turns(own_turns),
         siblings=siblings,
-        weights=_weights(settings, upstream, book, siblings),
+        weights=WeightUpdates(
+            upstream,
+            asking,
+            book,
+            siblings,
+            token=engine_token,
+            timeout_s=settings.weights_timeout_s,
+        ),
         generate=generate,
         turns=OpenAITurns(calls, book, janitor, spill, generate, retries=retries),
         openai=OpenAIService(calls, book, gate, retries=retries),
         metrics=metrics,
     )
-
-
-def _weights(
-    settings: ProxySettings, upstream: Upstream, book: EngineBook, siblings: Siblings
-) -> WeightUpdates:
-    token, timeout_s = _secret(settings.engine_token), settings.weights_timeout_s
-    return WeightUpdates(upstream, book, siblings, token=token, timeout_s=timeout_s)
 
 
 def _probes(

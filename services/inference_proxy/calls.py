@@ -132,31 +132,39 @@ class EngineCalls:
         """Make sure of an answer that does not show its weights: ask the engine what it is now.
 
         One that was started anew before it answered says it: it is another process, or names no
-        weights any more. Raises EngineBehind for older weights, UpstreamError.
+        weights any more. What nobody reported to this proxy was perhaps said of another process.
+        Raises EngineBehind for older weights, UpstreamError.
         """
         at_least = self._book.least(policy_version)
-        can_tell = engine.identity is not None and engine.names_weights
-        if engine.at_start >= at_least or not (can_tell or known.process is not None):
+        if engine.at_start >= at_least:
             return
+        found = Weights(policy_version=engine.at_start, process=known.process)
+        can_tell = engine.identity is not None and engine.names_weights
+        if can_tell or (known.is_reported and known.process is not None):
+            found = await self._asked(engine, known)
+        elif known.is_reported:
+            return  # nothing would tell it from one that was started anew
+        if found.policy_version < at_least:
+            raise EngineBehind(engine.name, weights=found, expected=at_least)
+
+    async def _asked(self, engine: Engine, known: Weights) -> Weights:
+        """What it says that it runs now. Raises UpstreamError when it does not say."""
         said = await self._asking.ask(engine, timeout_s=CONFIRM_S)
-        identity = said.identity
-        if isinstance(identity, Misfit):
-            raise EngineBroke(engine.name, str(identity))
-        found, process = engine.at_start, None
+        if isinstance(said.identity, Misfit):
+            raise EngineBroke(engine.name, str(said.identity))
+        at_start = Weights(policy_version=engine.at_start, process=said.process)
         if known.are_of_another(said.process):
-            process = said.process
-        elif identity is not None and identity.policy_version is not None:
-            found = identity.policy_version
-        elif known.process is not None:
-            return  # the process that was known to have them
-        if found < at_least:
-            raise EngineBehind(engine.name, found=found, expected=at_least, process=process)
+            return at_start
+        named = None if said.identity is None else said.identity.policy_version
+        if named is not None:
+            return Weights(policy_version=named, is_named=True, process=said.process)
+        return at_start if known.process is None else known
 
     def failed(self, engine: Engine, error: UpstreamError, *, known: Weights) -> None:
         """Count a failure against an engine's health, if it is the engine's."""
         log.warning("upstream_failed", engine=engine.name, error=error.reason)
         if isinstance(error, EngineBehind):
-            self._book.behind(engine, error.found, known=known, process=error.process)
+            self._book.behind(engine, error.weights, known=known)
         if error.blames_engine and self._book.failed(
             engine, error.reason, now_s=time.monotonic(), is_dead=error.is_dead
         ):

@@ -170,19 +170,15 @@ class EngineBook:
         self._advance()
         return is_ejected
 
-    def behind(
-        self, engine: Engine, found: int, *, known: Weights, process: str | None = None
-    ) -> None:
-        """An answer was sampled by weights of ``found``, older than its request was of.
+    def behind(self, engine: Engine, found: Weights, *, known: Weights) -> None:
+        """An answer was sampled by the weights ``found``, older than its request was of.
 
         ``known`` is what was known when the request went out: whatever was said since is newer
-        than the answer. The engine named its weights, or another ``process`` answered.
+        than the answer.
         """
         engine.doubts += 1
-        if engine.weights is known and found < known.policy_version:
-            engine.weights = Weights(
-                policy_version=found, is_named=process is None, process=process
-            )
+        if engine.weights is known and found.policy_version < known.policy_version:
+            engine.weights = found
             self._advance()
 
     def hold(self, name: str, reason: str) -> Engine:

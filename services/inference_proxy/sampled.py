@@ -44,16 +44,16 @@ def check_weights(
         else:
             found = engine.at_start
         if found < at_least:
-            raise EngineBehind(engine.name, found=found, expected=at_least)
+            weights = Weights(policy_version=found, is_named=True)
+            raise EngineBehind(engine.name, weights=weights, expected=at_least)
     is_shown = is_named and not is_silent
     if process is None:
         return is_shown
     if known.are_of_another(process):
         engine.doubts += not engine.is_doubted
         if not is_shown and engine.at_start < at_least:
-            raise EngineBehind(
-                engine.name, found=engine.at_start, expected=at_least, process=process
-            )
+            weights = Weights(policy_version=engine.at_start, process=process)
+            raise EngineBehind(engine.name, weights=weights, expected=at_least)
         return True
     return is_shown or known.process is not None
 

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import orjson
 from msgspec import Struct
 
+from services.inference_proxy.identity import Weights
 from services.inference_proxy.limits import ANSWER_BYTES_MAX, ERROR_BYTES_MAX
 from services.inference_proxy.nesting import is_too_deep
 
@@ -66,12 +67,11 @@ class EngineBehind(UpstreamError):
 
     blames_engine = False  # its health is well; what it runs is known now, and keeps it out
 
-    def __init__(
-        self, engine: str, *, found: int, expected: int, process: str | None = None
-    ) -> None:
-        """``process`` is set when another one than was asked has answered."""
-        self.found, self.expected, self.process = found, expected, process
-        super().__init__(engine, f"v{found} sampled the answer to a request of v{expected}")
+    def __init__(self, engine: str, *, weights: Weights, expected: int) -> None:
+        """``weights`` are those that it is known to run by its answer."""
+        self.weights, self.expected = weights, expected
+        found = f"v{weights.policy_version}"
+        super().__init__(engine, f"{found} sampled the answer to a request of v{expected}")
 
 
 class EngineRefused(UpstreamError):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
+from services.inference_proxy.asking import Asking
 from services.inference_proxy.book_errors import VersionBackwards
 from services.inference_proxy.dialects.base import EngineCall, WeightSteps, WeightUpdate
 from services.inference_proxy.engine import Engine
@@ -55,14 +56,15 @@ class WeightUpdates:
     def __init__(
         self,
         upstream: Upstream,
+        asking: Asking,
         book: EngineBook,
         siblings: Siblings,
         *,
         token: str | None,
         timeout_s: float,
     ) -> None:
-        self._upstream, self._book, self._timeout_s = upstream, book, timeout_s
-        self._siblings = siblings
+        self._upstream, self._asking, self._book = upstream, asking, book
+        self._siblings, self._timeout_s = siblings, timeout_s
         self._headers = {"content-type": "application/json"}
         if token is not None:
             self._headers["authorization"] = f"Bearer {token}"
@@ -104,7 +106,13 @@ class WeightUpdates:
         await self._told()  # nobody asks one that is about to be abandoned
         await self._all(failed, [steps[name].abandon for name in failed], {})
         if updated:
-            self._book.report(update.policy_version, updated, force=update.force, is_named=True)
+            self._book.report(
+                update.policy_version,
+                updated,
+                force=update.force,
+                is_named=True,
+                processes=await self._asking.processes(self._book.named(updated)),
+            )
             self._hold_ahead(update)
             await self._told()
         resumed = await self._all(updated, [steps[name].resume for name in updated], failed)

@@ -63,7 +63,7 @@ def test_an_engine_whose_older_answer_crossed_a_report_is_asked_again() -> None:
     book, engine = fit()
     known = engine.weights
     book.report(4)
-    book.behind(engine, 3, known=known)
+    book.behind(engine, Weights(policy_version=3, is_named=True), known=known)
     assert (engine.policy_version, book.must_ask(engine, run_id=None)) == (4, True)
 
 

@@ -181,6 +181,21 @@ async def test_what_is_reported_is_of_the_process_that_runs_then(
         assert (await proxy.generate(request_body(PROMPT))).status_code == 503
 
 
+@KINDS
+async def test_what_the_proxy_itself_updates_is_of_the_process_that_runs_then(
+    tmp_path: Path, kind: Callable[[], StubEngine]
+) -> None:
+    engine = kind()
+    update = {"policy_version": 4, "weights_path": "/weights/v4"}
+    async with running({"e0": engine}, root=tmp_path / "root", **NOT_ASKED) as proxy:
+        await report(proxy, 3)
+        start_anew(engine)
+        assert (await proxy.http.post("/v1/admin/weights", json=update)).status_code == 200
+        assert (await proxy.generate(request_body(PROMPT))).status_code == 200
+        start_anew(engine)
+        assert (await proxy.generate(request_body(PROMPT))).status_code == 503
+
+
 async def test_a_report_while_an_engine_does_not_answer_is_of_the_process_known_before() -> None:
     engine = with_plugin()
     async with running({"e0": engine}, **NOT_ASKED) as proxy:
@@ -191,6 +206,26 @@ async def test_a_report_while_an_engine_does_not_answer_is_of_the_process_known_
         await report(proxy, 4)
         engine.identity_status = 200
         assert (await proxy.generate(request_body(PROMPT))).status_code == 503
+
+
+@pytest.mark.parametrize("kind", [StubEngine, stock])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_only_on_record_is_not_believed_of_an_answer_that_names_nothing(
+    tmp_path: Path, kind: Callable[[], StubEngine], stream: bool
+) -> None:
+    engine = kind()
+    body = {**request_body(PROMPT), "stream": stream}
+    async with running({"e0": engine}, root=tmp_path / "root", **NOT_ASKED) as proxy:
+        proxy.parts.book.begin_at(3)  # perhaps said of a process that died with the proxy's
+        assert (await view_of(proxy, "e0"))["is_serving"]
+        refused = await proxy.generate(body)
+        assert refused.status_code == 503 or "error" in events_of(refused.text)[-1]
+        assert (await view_of(proxy, "e0"))["why_out"] == "stale weights: v0 is behind v3"
+        await until(lambda: not proxy.files())
+        await report(proxy, 3)
+        taken = await proxy.generate(body)
+        assert taken.status_code == 200
+        assert '"error"' not in taken.text
 
 
 @pytest.mark.parametrize("status", [401, 403, 429, 500])

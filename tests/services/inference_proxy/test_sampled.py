@@ -29,6 +29,7 @@ from tests.services.inference_proxy.test_streams import events_of
 
 PROMPT = [5, 17, 3, 42]
 KNOWN = Weights(policy_version=3)
+OLDER = Weights(policy_version=0, is_named=True)
 LIMITS = HealthLimits(failures_max=3, returns_min=1, backoff_s=0.0, backoff_s_max=0.0)
 
 
@@ -201,7 +202,7 @@ def test_the_oldest_weights_decide(
         return
     with pytest.raises(EngineBehind) as raised:
         check_weights(engine, named(*names), at_least=3, known=KNOWN)
-    assert (raised.value.found, raised.value.expected) == (found, 3)
+    assert (raised.value.weights.policy_version, raised.value.expected) == (found, 3)
 
 
 @pytest.mark.parametrize("choices", [None, 3, [None], [{}], [{"weight_versions": [1, None]}]])
@@ -240,10 +241,10 @@ def test_what_was_said_since_is_newer_than_the_answer() -> None:
     book.report(3)
     known = engine.weights
     book.report(3)  # it was started anew and brought to v3 meanwhile
-    book.behind(engine, 0, known=known)
+    book.behind(engine, OLDER, known=known)
     assert engine.policy_version == 3
-    book.behind(engine, 0, known=engine.weights)
-    assert engine.weights == Weights(policy_version=0, is_named=True)
+    book.behind(engine, OLDER, known=engine.weights)
+    assert engine.weights == OLDER
 
 
 def test_what_was_said_while_an_engine_was_asked_is_newer_than_its_answer() -> None:

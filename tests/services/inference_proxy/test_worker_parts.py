@@ -10,7 +10,7 @@ from services.inference_proxy.admission import Gate
 from services.inference_proxy.building import build_book
 from services.inference_proxy.config import EngineSettings, ProxySettings
 from services.inference_proxy.engines import EngineBook
-from services.inference_proxy.identity import Said
+from services.inference_proxy.identity import Said, Weights
 from services.inference_proxy.schemas import EngineView, SessionView
 from services.inference_proxy.views import engine_views
 from services.inference_proxy.workers.merging import (
@@ -147,7 +147,7 @@ def test_a_report_reaches_a_worker_that_alone_found_older_weights() -> None:
     before = state_of(leader, gate, is_settled=True, number=1)
     adopt(before, follower, Gate())
     engine = follower.get("e0")
-    follower.behind(engine, 0, known=engine.weights)
+    follower.behind(engine, Weights(policy_version=0, is_named=True), known=engine.weights)
     assert not follower.is_serving(engine)
     leader.report(3, ["e0"])  # it has them again; to the leader it always had
     after = state_of(leader, gate, is_settled=True, number=2)
