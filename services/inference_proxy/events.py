@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from services.inference_proxy.limits import EVENT_BESIDE_BYTES_MAX
 from services.inference_proxy.long_json import Parts, dump_long, read_long
 from services.inference_proxy.upstream import parsed
 
@@ -81,7 +82,11 @@ def read_event(event: Parts) -> dict[str, Any] | None:
     first, *others = event
     if not first.startswith(b"data:"):
         return None
-    body = read_long((first[5:], *others), parsed) if others else parsed(first[5:])
+    if not others and len(first) <= JOINED_BYTES_MAX:
+        body = parsed(first[5:])
+    else:
+        parts = (first[5:], *others)
+        body = read_long(parts, parsed, beside_bytes_max=EVENT_BESIDE_BYTES_MAX)
     return body if isinstance(body, dict) else None
 
 

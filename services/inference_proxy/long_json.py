@@ -24,8 +24,6 @@ BESIDE_BYTES_MAX: Final = 128 << 20  # what is parsed in one call, which takes 5
 # A mark begins as no JSON does: outside of a string it is an error. Nobody outside can know it.
 _MARK: Final = f"m{secrets.token_hex(16)}."
 _MARKED: Final = re.compile(f"{re.escape(_MARK)}([0-9]+);")
-_QUOTED: Final = re.compile(b'"' + re.escape(_MARK.encode()) + b'([0-9]+);"')
-_PACKED: Final = re.compile(b"\xd9." + re.escape(_MARK.encode()) + b"([0-9]+);", re.DOTALL)
 _PLAIN: Final = re.compile(r"[ !#-\[\]-~]*")  # needs no escape
 _BASE64: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/="
 _ESCAPED_BYTES: Final = len(r"\u0041")  # what so many plain bytes follow is no escape's begin
@@ -34,9 +32,9 @@ _ESCAPED_BYTES: Final = len(r"\u0041")  # what so many plain bytes follow is no 
 class TooMuchBeside(ValueError):
     """The text has too much beside its long strings."""
 
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-        super().__init__(f"{size_bytes} bytes beside long strings, at most {BESIDE_BYTES_MAX}")
+    def __init__(self, size_bytes: int, bytes_max: int) -> None:
+        self.size_bytes, self.bytes_max = size_bytes, bytes_max
+        super().__init__(f"{size_bytes} bytes beside long strings, at most {bytes_max}")
 
 
 def size_of(parts: Sequence[bytes]) -> int:
@@ -44,21 +42,28 @@ def size_of(parts: Sequence[bytes]) -> int:
     return sum(map(len, parts))
 
 
-def read_long(parts: Sequence[bytes], parse: Callable[[bytes], Any]) -> Any:
+def read_long(
+    parts: Sequence[bytes],
+    parse: Callable[[bytes], Any],
+    *,
+    beside_bytes_max: int | None = None,
+) -> Any:
     """What ``parse`` gives for the whole text, but long strings as ``LongText``.
 
-    ``parse`` gives None for what is no JSON. Raises TooMuchBeside, and what ``parse`` does.
+    ``parse`` gives None for what is no JSON. Raises TooMuchBeside (more than BESIDE_BYTES_MAX, or
+    the given bound), and what ``parse`` does.
     """
+    most = BESIDE_BYTES_MAX if beside_bytes_max is None else beside_bytes_max
     rest, cuts = cut(parts)
-    if len(rest) > BESIDE_BYTES_MAX:
-        raise TooMuchBeside(len(rest))
+    if len(rest) > most:
+        raise TooMuchBeside(len(rest), most)
     if cuts:
         filling = _Filling(cuts)
         value = filling.filled(parse(rest))
         if filling.is_right:
             return value
-        if size_of(parts) > BESIDE_BYTES_MAX:
-            raise TooMuchBeside(size_of(parts))
+        if size_of(parts) > most:
+            raise TooMuchBeside(size_of(parts), most)
         rest = b"".join(parts)
     return parse(rest)
 
@@ -90,24 +95,15 @@ def cut(parts: Sequence[bytes]) -> tuple[bytes, list[Parts]]:
 
 def write_long(value: Any) -> Parts:
     """The JSON of ``value``, in parts where it holds a ``LongText``."""
-    return _written(lambda hook: msgspec.json.encode(value, enc_hook=hook), _QUOTED, _json_text)
+    return _written(lambda hook: msgspec.json.encode(value, enc_hook=hook))
 
 
 def dump_long(value: Any) -> Parts:
     """The same as orjson writes it: of a value without raw JSON."""
-    return _written(lambda hook: orjson.dumps(value, default=hook), _QUOTED, _json_text)
+    return _written(lambda hook: orjson.dumps(value, default=hook))
 
 
-def pack_long(value: Any) -> Parts:
-    """The same as MessagePack."""
-    return _written(lambda hook: msgspec.msgpack.encode(value, enc_hook=hook), _PACKED, _pack_text)
-
-
-def _written(
-    encode: Callable[[Callable[[object], object]], bytes],
-    marked: re.Pattern[bytes],
-    write: Callable[[LongText], Parts],
-) -> Parts:
+def _written(encode: Callable[[Callable[[object], object]], bytes]) -> Parts:
     texts: list[LongText] = []
 
     def mark(found: object) -> str:
@@ -117,21 +113,14 @@ def _written(
         return f"{_MARK}{len(texts) - 1};"
 
     content = encode(mark)
-    if not texts:
-        return (content,)
-    first, *others = marked.split(content)  # numbers of marks, and what follows them, by turns
-    parts = [first]
-    for number, between in zip(others[::2], others[1::2], strict=True):
-        parts += [*write(texts[int(number)]), between]
-    return tuple(parts)
-
-
-def _json_text(text: LongText) -> Parts:
-    return (b'"', *text.parts, b'"')
-
-
-def _pack_text(text: LongText) -> Parts:
-    return (b"\xdb" + len(text).to_bytes(4, "big"), *text.parts)
+    parts: list[bytes] = []
+    start = 0
+    for number, text in enumerate(texts):  # in the order in which they were written
+        marked = f"{_MARK}{number};".encode()
+        stop = content.index(marked, start)
+        parts += [content[start:stop], *text.parts]
+        start = stop + len(marked)
+    return (*parts, content[start:] if start else content)
 
 
 class _Filling:

@@ -6,17 +6,18 @@ tokens, log probabilities, and the rows in the form in which they were answered.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 
-from services.inference_proxy.long_json import Parts, pack_long, read_long, size_of
+from services.inference_proxy.long_json import Parts, read_long, size_of
 from services.inference_proxy.prompts import Prompt
 from services.inference_proxy.raw import parsed_answer
 from services.inference_proxy.sessions import Tokens
 from services.inference_proxy.slices import opened
+from services.inference_proxy.turn_parts import packed_turn
 from services.kit.turns import TurnWire
 from sideband.engines.forms import RoutingText
 from sideband.ids import RequestId
@@ -46,6 +47,7 @@ class _Choice:
     is_aligned: bool = True  # each token has a log probability, and a kept set where any came
     masks: list[list[int]] = field(default_factory=list)
     has_masks: bool = False
+    kept_count: int = 0
     scores: list[list[float | None]] | None = None
     versions: Sequence[Mapping[str, Any]] | None = None
     routed_experts: RoutingText | None = None
@@ -74,6 +76,7 @@ class TurnRecord:
                 masks = opened(raw["sampling_mask"])
                 choice.is_aligned &= len(masks) == len(token_ids)
                 choice.masks += masks
+                choice.kept_count += sum(map(len, masks))
                 choice.has_masks = True
             if raw.get("sampling_mask_logprobs") is not None:
                 choice.scores = [*(choice.scores or ()), *opened(raw["sampling_mask_logprobs"])]
@@ -87,6 +90,12 @@ class TurnRecord:
         if body.get("payload_model") is not None:
             self._model = msgspec.convert(body["payload_model"], ModelShape)
         self._layer_ids = body.get("routed_layer_ids") or self._layer_ids
+
+    @property
+    def values(self) -> int:
+        """About how many values ``encoded`` has to write: tokens, and ids of kept sets."""
+        choices = self._choices.values()
+        return sum(2 * len(choice.token_ids) + choice.kept_count for choice in choices)
 
     def encoded(
         self,
@@ -122,14 +131,13 @@ class TurnRecord:
                 choice_count=choice_count or len(self._choices),
                 payload_segments=choice.segments,
                 payload_model=self._model,
-                routed_experts=cast("str", choice.routed_experts),  # as which it is packed
                 routed_layer_ids=self._layer_ids if has_inline else None,
                 routed_experts_prompt_start=choice.rows_start if has_inline else 0,
                 sampling_mask=choice.masks if choice.has_masks else None,
                 sampling_mask_logprobs=choice.scores,
                 weight_versions=versions_of(choice.versions, len(choice.token_ids)),
             )
-            found[index] = pack_long(turn)
+            found[index] = packed_turn(turn, choice.routed_experts)
         return found
 
 

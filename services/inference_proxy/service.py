@@ -30,7 +30,7 @@ from services.inference_proxy.kept_turn import KeptTurn
 from services.inference_proxy.limits import (
     EVENT_BYTES_MAX,
     EVENTS_PER_TURN_MAX,
-    LOGPROB_BYTES,
+    VALUE_BYTES,
 )
 from services.inference_proxy.metrics import Metrics
 from services.inference_proxy.offload import offload
@@ -147,9 +147,9 @@ class GenerateService:
             is_discarded = plan.session is not None and plan.session.is_discarded
             is_delivered = relay.is_complete and not is_discarded
             if is_delivered and record is not None:
-                tokens = sum(map(len, relay.token_ids.values()))
                 kept = await offload(
-                    lambda: self._keeper.encoded(plan, record), size_bytes=tokens * LOGPROB_BYTES
+                    lambda: self._keeper.encoded(plan, record),
+                    size_bytes=record.values * VALUE_BYTES,
                 )
                 self._keeper.turns.put(kept)
         finally:

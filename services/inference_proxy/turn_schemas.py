@@ -9,9 +9,9 @@ from pydantic import BaseModel, Field, model_validator
 
 from services.inference_proxy.long_json import Parts, dump_long
 from services.inference_proxy.schemas import Segment
+from services.inference_proxy.turn_parts import unpacked_turn
 from services.kit.bodies import Closed, Items
-from services.kit.turns import CHOICES_MAX, TURNS_MAX, TurnWire
-from sideband.engines.long_text import LongText
+from services.kit.turns import CHOICES_MAX, TURNS_MAX
 from sideband.ids import ID_PATTERN
 
 Id = Annotated[str, Field(pattern=ID_PATTERN)]
@@ -126,11 +126,7 @@ def turns_packed(encoded: Sequence[Parts]) -> Parts:
 
 
 def _plain(encoded: Parts) -> dict[str, Any]:
-    content, text = encoded[0], None
-    if len(encoded) > 1:  # the rows are a text in parts, behind its head: an empty one stands in
-        first, _, *parts, last = encoded
-        content, text = first + msgspec.msgpack.encode("") + last, LongText(tuple(parts))
-    turn = msgspec.msgpack.decode(content, type=TurnWire)
+    turn, text = unpacked_turn(encoded)
     values: dict[str, Any] = msgspec.to_builtins(turn, builtin_types=(bytes,))
     if text is not None:
         values["routed_experts"] = text

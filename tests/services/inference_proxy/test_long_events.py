@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from services.inference_proxy import events
 from services.inference_proxy.events import EventSplitter, joined_if_small, read_event
+from services.inference_proxy.long_json import TooMuchBeside
 
 ENDS = (b"\n\n", b"\r\n\r\n")
 TEXTS = st.lists(st.text('ab"é', max_size=12), max_size=4)
@@ -38,3 +39,14 @@ def test_small_parts_are_sent_together_and_large_ones_are_not() -> None:
     assert joined_if_small([b"a", b"b"]) == (b"ab",)
     large = [b"a", bytes(events.JOINED_BYTES_MAX)]
     assert joined_if_small(large) is large
+
+
+def test_what_an_event_has_beside_its_rows_is_bounded() -> None:
+    rows = b"A" * (1 << 20)
+    event = (b'data: {"a":"', rows, b'","b":', b"[" + b"1," * 2_000_000 + b"1]}")
+    body = read_event(event)
+    assert body is not None
+    assert len(body["b"]) == 2_000_001
+    assert len(body["a"]) == len(rows)
+    with pytest.raises(TooMuchBeside):
+        read_event((*event[:3], b"[" + b"1," * 5_000_000 + b"1]}"))

@@ -4,7 +4,6 @@ import base64
 from itertools import pairwise
 from typing import Any
 
-import msgspec
 import orjson
 import pytest
 from hypothesis import given
@@ -16,7 +15,6 @@ from services.inference_proxy.long_json import (
     TooMuchBeside,
     cut,
     dump_long,
-    pack_long,
     read_long,
     write_long,
 )
@@ -75,7 +73,6 @@ def test_what_is_read_in_parts_is_what_is_read_whole(value: Any, data: st.DataOb
     assert plain(found) == parsed(content)
     for write in WRITERS:
         assert parsed(b"".join(write(found))) == parsed(content)
-    assert msgspec.msgpack.decode(b"".join(pack_long(found))) == parsed(content)
 
 
 def answer(text: str) -> dict[str, Any]:
@@ -101,7 +98,7 @@ def test_no_parser_sees_a_long_string_and_no_writer_joins_it(size: int) -> None:
     assert isinstance(rows, LongText)
     assert [size_bytes < CUT_BYTES_MIN + 500 for size_bytes in seen] == [True]
     assert len(rows) == len(text)
-    for write in (*WRITERS, pack_long):
+    for write in WRITERS:
         assert max(map(len, write(found))) <= size
     assert orjson.loads(b"".join(dump_long(found))) == answer(text)
 
