@@ -122,8 +122,11 @@ def read_answer(body: object, expected: Expected) -> Answer:
 
 def read_process(body: Mapping[str, Any]) -> str | None:
     """``engine_process`` of an answer or an event. Raises MalformedAnswer."""
+    word = body.get(ENGINE_PROCESS)
+    if word is None:
+        return None
     try:
-        return msgspec.convert(body.get(ENGINE_PROCESS), ProcessName | None)
+        return msgspec.convert(word, ProcessName)
     except msgspec.ValidationError as exc:
         raise MalformedAnswer(ENGINE_PROCESS, str(exc)) from exc
 

@@ -164,6 +164,8 @@ class EngineCalls:
         """Count a failure against an engine's health, if it is the engine's."""
         log.warning("upstream_failed", engine=engine.name, error=error.reason)
         if isinstance(error, EngineBehind):
+            version = error.weights.policy_version
+            log.warning("engine_started_anew", engine=engine.name, policy_version=version)
             self._book.behind(engine, error.weights, known=known)
         if error.blames_engine and self._book.failed(
             engine, error.reason, now_s=time.monotonic(), is_dead=error.is_dead

@@ -98,6 +98,8 @@ class EventFeed:
             process=process,
         ):
             self._must_confirm = False
+        if process is None:
+            return body
         return {name: value for name, value in body.items() if name != ENGINE_PROCESS}
 
 

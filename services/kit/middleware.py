@@ -67,7 +67,8 @@ class BodyLimit:
             async with asyncio.timeout(CONTROL_S_MAX):
                 messages, body = await read_body(receive, bytes_max=bytes_max)
         except TimeoutError:
-            problem = BodyLate(f"The body did not come within {CONTROL_S_MAX:g} s.")
+            detail = f"The body did not come within {CONTROL_S_MAX:g} s."
+            problem = BodyLate(detail, headers={"Connection": "close"})
         else:
             if body is not None:
                 await self._app(scope, replayed(messages, receive), send)

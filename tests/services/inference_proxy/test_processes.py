@@ -1,12 +1,13 @@
 """Engines that name their weights nowhere: one that was started anew shows by its process."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, MutableMapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from tests.services.inference_proxy.harness import (
     GENERATE,
@@ -163,8 +164,25 @@ async def test_a_probe_sees_another_process_before_any_answer_does() -> None:
         await proxy.parts.probes.probe(probed)
         start_anew(engine)
         probed.doubts += 1  # a request had failed
-        await proxy.parts.probes.probe(probed)
+        with capture_logs() as logs:
+            await proxy.parts.probes.probe(probed)
         assert (await view_of(proxy, "e0"))["why_out"] == "stale weights: v0 is behind v3"
+        assert started_anew(logs) == [("e0", 0)]
+
+
+async def test_an_answer_of_another_process_is_logged_by_name() -> None:
+    engine = with_plugin()
+    async with running({"e0": engine}, **NOT_ASKED) as proxy:
+        await report(proxy, 3)
+        start_anew(engine)
+        with capture_logs() as logs:
+            await proxy.generate(request_body(PROMPT))
+        assert started_anew(logs) == [("e0", 0)]
+
+
+def started_anew(logs: Iterable[MutableMapping[str, Any]]) -> list[tuple[str, int]]:
+    named = [entry for entry in logs if entry["event"] == "engine_started_anew"]
+    return [(entry["engine"], entry["policy_version"]) for entry in named]
 
 
 @KINDS

@@ -110,6 +110,8 @@ async def test_a_body_that_does_not_come_is_refused_in_time(
         while not transport.parts:
             await fed(protocol, *([] if protocol.cycle else [HEAD % b"/v1/act" + b"3\r\nabc\r\n"]))
     assert (statuses(transport), stub.done) == ([408], [])
+    await fed(protocol)
+    assert transport.is_closed  # whoever is that slow has had its time
 
 
 async def test_whole_bodies_and_none_are_answered() -> None:
