@@ -8,10 +8,11 @@ from bench.rows.curves import EXPONENT_MAX, Points, growth
 from bench.scale import Scale
 from bench.timing import timed
 from services.orchestrator import leasing
-from services.orchestrator.book import Book, Rules
+from services.orchestrator.book import Book
 from services.orchestrator.leasing import LeaseRequest
 from services.orchestrator.membership import StepSize
 from services.orchestrator.records import Change
+from services.orchestrator.rules import Rules
 from sideband.ids import GroupId, LeaseId, RolloutId, RunId
 
 GROUP_SIZE: Final = 8

@@ -9,7 +9,8 @@ files; a step's files are held by ``step <s>`` before its rollouts let go; what 
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import islice
 from typing import Final
 
 from msgspec import structs
@@ -18,7 +19,6 @@ from services.orchestrator.advantages import advantaged
 from services.orchestrator.groups import GroupResult, Groups
 from services.orchestrator.history import PolicyRecord, ReturnRecord
 from services.orchestrator.lifecycle import Run
-from services.orchestrator.membership import StepSize
 from services.orchestrator.records import (
     HELD_STATES,
     Change,
@@ -33,31 +33,10 @@ from services.orchestrator.records import (
     StepState,
 )
 from services.orchestrator.retention import Holder, Retention
+from services.orchestrator.rules import Rules
 from services.orchestrator.staleness import is_stale
 from sideband.feed.ancestry import Line, line_after
-from sideband.ids import LeaseId, RolloutId, RunId, SessionId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """What the decisions go by; settings that do not change during a run."""
-
-    run_id: RunId
-    step_size: StepSize
-    max_off_policy_steps: int
-    is_deterministic: bool
-    filter_zero_advantage: bool
-    ship_last_partial_step: bool
-    first_step: int
-    lease_timeout_s: float
-    group_timeout_s: float
-    policy_timeout_s: float
-    leases_open_max: int
-    rollouts_held_max: int
-    steps_ahead_max: int  # built and not yet committed by every rank
-    history_max: int  # ended leases, rollouts and steps that are still known by id
-    steps_kept: int = 0  # done steps whose files are kept for a trainer that goes back
-
+from sideband.ids import LeaseId, RolloutId, SessionId
 
 ENDED_STATES: Final = frozenset(LeaseState) - {LeaseState.OPEN}
 ENDED_ROLLOUT_STATES: Final = frozenset({RolloutState.DROPPED, RolloutState.TRAINED})
@@ -109,10 +88,33 @@ class Book:
         self._ended_leases.pop(lease.lease_id, None)
         if lease.state in ENDED_STATES:
             self._ended_leases[lease.lease_id] = None
-        while len(self._ended_leases) > self.rules.history_max:
-            oldest, _ = self._ended_leases.popitem(last=False)
+        self._forget_leases(change)
+
+    def _forget_leases(self, change: Change) -> None:
+        """Forget the oldest that ended, beyond the bound; not while their rollouts need files.
+
+        It is by their leases that a session is known to be shared.
+        """
+        surplus = len(self._ended_leases) - self.rules.history_max
+        if surplus <= 0:
+            return
+        newest = next(reversed(self._ended_leases))  # its end is still being said
+        spare = (
+            lease_id
+            for lease_id in self._ended_leases
+            if lease_id != newest and not self._needs_files(self.leases[lease_id].rollout_id)
+        )
+        for oldest in list(islice(spare, surplus)):
+            del self._ended_leases[oldest]
             self._forget_lease(self.leases.pop(oldest))
             change.leases_forgotten.append(oldest)
+
+    def _needs_files(self, rollout_id: RolloutId) -> bool:
+        """Whether the rollout may still train, or a trainer may go back to its step."""
+        rollout = self.rollouts.get(rollout_id)
+        if rollout is None or rollout.state is RolloutState.DROPPED:
+            return False
+        return rollout.state is not RolloutState.TRAINED or rollout.step in self.open_steps
 
     def _forget_lease(self, lease: Lease) -> None:
         del self.lease_of[lease.rollout_id]
@@ -150,6 +152,7 @@ class Book:
         if rollout.state in ENDED_ROLLOUT_STATES:
             self._ended_rollouts[rollout.rollout_id] = None
         self._forget_rollouts(change)
+        self._forget_leases(change)
 
     def _forget_rollouts(self, change: Change) -> None:
         """Forget the oldest that ended, beyond the bound; not while their step is open."""
@@ -169,6 +172,7 @@ class Book:
             return
         self.open_steps.pop(record.step, None)
         self._forget_rollouts(change)
+        self._forget_leases(change)
         self._closed_steps[record.step] = None
         while len(self._closed_steps) > self.rules.history_max:
             self.forget_step(change, next(iter(self._closed_steps)))

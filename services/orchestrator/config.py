@@ -9,9 +9,9 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.kit.settings import ServiceSettings
-from services.orchestrator.book import Rules
 from services.orchestrator.membership import StepSize
 from services.orchestrator.quota import Quota
+from services.orchestrator.rules import Rules
 from services.orchestrator.storage.opening import MEMORY, LedgerPlace, url_problem
 from sideband.batch.packing import PackingPlan
 from sideband.errors import InvalidInput

@@ -6,7 +6,7 @@ What holds a file follows from the records: open leases, held rollouts, open gro
 from msgspec import structs
 
 from services.orchestrator.advantages import advantaged
-from services.orchestrator.book import Book, Rules
+from services.orchestrator.book import Book
 from services.orchestrator.lifecycle import Phase, Run
 from services.orchestrator.records import (
     HELD_STATES,
@@ -19,6 +19,7 @@ from services.orchestrator.records import (
     StepState,
 )
 from services.orchestrator.retention import Holder
+from services.orchestrator.rules import Rules
 from services.orchestrator.stepping import close_done
 
 
@@ -47,9 +48,9 @@ def restore(records: Records, rules: Rules) -> tuple[Book, Change]:
         applied=run.policy_applied, given_up=records.files, acknowledged=acknowledged
     )
     rollouts = [_with_advantages(rollout) for rollout in records.rollouts]
-    _leases(book, change, records)
     _steps(book, change, records)
     _rollouts(book, change, rollouts)
+    _leases(book, change, records)  # what is forgotten of them depends on the others
     for group in records.groups:
         book.retention.hold(Holder("group", group.group_id), group.files)
     book.draft = _draft(book, rollouts)

@@ -8,13 +8,14 @@ from typing import Any
 
 from services.kit.problems import Problem
 from services.orchestrator import collecting, ending, going_back, leasing, policies, stepping
-from services.orchestrator.book import Book, Rules
+from services.orchestrator.book import Book
 from services.orchestrator.collecting import Delivery
 from services.orchestrator.going_back import Remains
 from services.orchestrator.history import PolicySource
 from services.orchestrator.leasing import LeaseRequest
 from services.orchestrator.records import Change, DropReason, Lease, Tally
 from services.orchestrator.remaining import files_of
+from services.orchestrator.rules import Rules
 from sideband.batch.types import Sample
 from sideband.ids import GroupId, LeaseId, RolloutId, SessionId
 from sideband.testing.batches import make_sample

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from services.kit.problems import Problem
 from services.orchestrator import collecting, ending, going_back, leasing, policies, stepping
-from services.orchestrator.book import Book, Rules
+from services.orchestrator.book import Book
 from services.orchestrator.collecting import Delivery
 from services.orchestrator.history import ReturnRecord
 from services.orchestrator.leasing import LeaseRequest
@@ -24,8 +24,9 @@ from services.orchestrator.lifecycle import Phase
 from services.orchestrator.membership import StepSize
 from services.orchestrator.records import Change, DropReason, Lease, RolloutState, StepState, Tally
 from services.orchestrator.remaining import files_of
+from services.orchestrator.rules import Rules
 from sideband.batch.types import Sample
-from sideband.ids import GroupId, LeaseId, RolloutId, RunId
+from sideband.ids import GroupId, LeaseId, RolloutId, RunId, SessionId
 from sideband.segments import PayloadSegment
 from sideband.testing.batches import make_sample
 
@@ -84,6 +85,7 @@ class History(RuleBasedStateMachine):
         self.disk: set[str] = set()
         self.deleted: set[str] = set()  # given up, so to be deleted once
         self.left: set[str] = set()  # garbage that may still lie there
+        self.written: dict[SessionId, set[str]] = {}  # by session
         self.count = 0
         self.to_rank: dict[int, frozenset[str]] = {}  # built, not committed: files a rank reads
         self.to_apply: dict[int, frozenset[str]] = {}  # built, v(step) not applied
@@ -102,6 +104,10 @@ class History(RuleBasedStateMachine):
             assert all(file not in files for files in self.to_apply.values()), "not applied yet"
             self.deleted.add(file)
             self.delete(file)
+        for session_id in change.discard_sessions:  # the proxy deletes all that it wrote
+            sharing = [x for x in self.book.open_leases.values() if x.session_id == session_id]
+            assert not sharing, "who shares it still writes"
+            assert not self.written.get(session_id, set()) & self.needed(), "others need it"
         return outcome
 
     def delete(self, file: str) -> None:
@@ -123,12 +129,17 @@ class History(RuleBasedStateMachine):
             group_id=GroupId(f"g{group}.{size}.{self.count // 8}"),
             group_size=size,
             env_name="",
-            session_id=None,
+            session_id=self.session(group, size),
         )
         lease_id = LeaseId(f"l{self.count}")
         with contextlib.suppress(Problem):  # full, closed, or the policy is behind
             self.act(lambda c: leasing.take(self.book, c, asked, lease_id, self.now_s))
         return lease_id if lease_id in self.book.open_leases else None
+
+    def session(self, group: int, size: int) -> SessionId | None:
+        """Choices of one request share a session; others have one of their own, or none."""
+        shared = SessionId(f"s{group}.{size}.{self.count // 8}")
+        return [None, SessionId(f"s{self.count}"), shared, shared][self.count % 4]
 
     @rule(sizes=st.lists(st.integers(1, 2), min_size=1, max_size=4), data=st.data())
     def whole_rollouts(self, sizes: list[int], data: st.DataObject) -> None:
@@ -138,6 +149,12 @@ class History(RuleBasedStateMachine):
             reward = data.draw(st.sampled_from([0.0, 1.0]))
             self.hand_in(self.book.leases[lease_id], reward, "good", is_own=reward > 0)
 
+    def write(self, lease: Lease, files: set[str]) -> None:
+        """What an engine does: each file once."""
+        self.disk |= files - self.deleted
+        if lease.session_id is not None:
+            self.written.setdefault(lease.session_id, set()).update(files)
+
     def some_lease(self, data: st.DataObject) -> Any:
         return data.draw(st.sampled_from(sorted(self.book.open_leases.values(), key=id_of)))
 
@@ -146,8 +163,7 @@ class History(RuleBasedStateMachine):
     def renew(self, data: st.DataObject) -> None:
         lease = self.some_lease(data)
         file = file_of(f"{lease.rollout_id}.early", lease.policy_version)
-        if file not in self.deleted:
-            self.disk.add(file)
+        self.write(lease, {file})
         self.act(lambda c: leasing.renew(self.book, c, lease.lease_id, [file], self.now_s))
 
     @precondition(lambda self: self.book.open_leases)
@@ -180,7 +196,7 @@ class History(RuleBasedStateMachine):
         files = {own} | ({early} if early in lease.files else set())
         if kind == "shared":
             files.add(shared)
-        self.disk |= files - self.deleted
+        self.write(lease, files)
         trained = files if kind in {"good", "shared"} else set()
         drop = {"refused": DropReason.REFUSED, "failed": DropReason.FAILED}.get(kind)
         delivery = Delivery(
@@ -295,20 +311,24 @@ class History(RuleBasedStateMachine):
     def the_disk_holds_what_is_needed_and_nothing_that_was_discarded(self) -> None:
         if not hasattr(self, "book"):
             return
+        needed = self.needed()
+        assert needed <= self.disk
+        spare = {file for file in self.disk - needed if not file.endswith("shared")}
+        for file in sorted(spare - self.left):
+            # Left over may only be what a group keeps for its other members.
+            assert self.book.retention.why(file), f"{file} is needed by nobody"
+
+    def needed(self) -> set[str]:
+        """What open leases, held rollouts and steps that are not closed refer to."""
         book = self.book
         needed = {file for rollout in book.held.values() for file in rollout.files}
         needed |= {file for lease in book.open_leases.values() for file in lease.files}
-        needed |= {
+        return needed | {
             file
             for record in book.steps.values()
             if record.state is not StepState.CLOSED
             for file in record.files
         }
-        assert needed <= self.disk
-        spare = {file for file in self.disk - needed if not file.endswith("shared")}
-        for file in sorted(spare - self.left):
-            # Left over may only be what a group keeps for its other members.
-            assert book.retention.why(file), f"{file} is needed by nobody"
 
     @invariant()
     def what_is_held_is_fresh_enough(self) -> None:
