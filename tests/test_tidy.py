@@ -72,6 +72,18 @@ def test_a_source_file_keeps_the_banned_calls_out(path: Path) -> None:
     assert not found
 
 
+def test_a_services_background_work_has_the_one_owner() -> None:
+    """A task of anybody else ends unseen: ``kit.background`` says it and ends the process."""
+    owners = {
+        "services/kit/background.py",
+        "services/kit/server.py",  # one wait for one client
+        "services/inference_proxy/workers/worker.py",  # what it was asked once
+    }
+    lone = r"\basyncio\.(create_task|ensure_future)\(|loop\(\)\.create_task\("
+    found = {name(path) for path in python_files("services") if re.search(lone, path.read_text())}
+    assert found == owners
+
+
 def test_files_and_functions_stay_small() -> None:
     long = [
         f"{name(path)}: {lines} lines"
