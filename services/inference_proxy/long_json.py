@@ -20,7 +20,7 @@ from sideband.engines.long_text import LongText
 Parts = tuple[bytes, ...]  # of one text, whole when joined
 
 CUT_BYTES_MIN: Final = 32 << 10  # parsing a shorter piece costs less than its cut
-BESIDE_BYTES_MAX: Final = 128 << 20  # what is parsed in one call, which takes 50 ms for so much
+BESIDE_BYTES_MAX: Final = 64 << 20  # what is parsed in one call, which takes 30 ms for so much
 # A mark begins as no JSON does: outside of a string it is an error. Nobody outside can know it.
 _MARK: Final = f"m{secrets.token_hex(16)}."
 _MARKED: Final = re.compile(f"{re.escape(_MARK)}([0-9]+);")

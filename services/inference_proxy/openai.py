@@ -11,7 +11,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
 import structlog
 
 from services.inference_proxy.admission import Gate
@@ -31,12 +30,17 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAICall:
-    """One request. ``body`` is None for a GET."""
+    """One request. ``body`` is None for a GET; it came as ``size_bytes``."""
 
     path: str
     body: dict[str, Any] | None
     session_id: SessionId | None
     headers: Sequence[tuple[str, str]]
+    size_bytes: int
+
+    async def written(self, body: dict[str, Any]) -> bytes:
+        """What an engine is asked, of about that size, as JSON."""
+        return await offload(lambda: b"".join(dump_long(body)), size_bytes=self.size_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +113,7 @@ class OpenAIService:
                 engine,
                 call.path,
                 leg="openai",
-                content=None if body is None else b"".join(dump_long(body)),
+                content=None if body is None else await call.written(body),
                 headers=call.headers,
                 method="GET" if body is None else "POST",
                 reading=None if body is None else mask_refusal_reader(engine, body),
@@ -121,7 +125,7 @@ class OpenAIService:
         self, call: OpenAICall, body: dict[str, Any], avoid: AbstractSet[str]
     ) -> Parts:
         engine = self._calls.choose("prefill", session=call.session_id, avoid=avoid)
-        content = orjson.dumps(engine.dialect.openai_prefill(body))
+        content = await call.written(engine.dialect.openai_prefill(body))
         async with self._calls.open(
             engine,
             call.path,

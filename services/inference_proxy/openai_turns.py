@@ -23,7 +23,7 @@ from services.inference_proxy.dialects.base import Ask, Body
 from services.inference_proxy.engine import Engine, Role
 from services.inference_proxy.engines import EngineBook
 from services.inference_proxy.janitor import Janitor
-from services.inference_proxy.long_json import dump_long, size_of
+from services.inference_proxy.long_json import size_of
 from services.inference_proxy.offload import offload
 from services.inference_proxy.openai import OpenAICall
 from services.inference_proxy.planning import Call, Place, Plan, injection_for
@@ -178,7 +178,7 @@ class OpenAITurns:
                 engine,
                 asked.call.path,
                 leg=f"openai_{leg}",
-                content=b"".join(dump_long(body)),
+                content=await asked.call.written(body),
                 headers=asked.call.headers,
                 reading=mask_refusal_reader(engine, asked.body),
             ) as reply:

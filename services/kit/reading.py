@@ -1,6 +1,11 @@
 """A request's body, read before whoever answers it looks."""
 
+import asyncio
+from typing import Final
+
 from starlette.types import Message, Receive
+
+JOINED_BYTES_MAX: Final = 1 << 20  # on the loop; a larger body is joined in a thread
 
 
 async def read_body(receive: Receive, *, bytes_max: int) -> tuple[list[Message], bytes | None]:
@@ -16,7 +21,10 @@ async def read_body(receive: Receive, *, bytes_max: int) -> tuple[list[Message],
         if size_bytes > bytes_max:
             return messages, None
         if not message.get("more_body", False):
-            return messages, b"".join([message.get("body", b"") for message in messages])
+            parts = [message.get("body", b"") for message in messages]
+            if size_bytes <= JOINED_BYTES_MAX:
+                return messages, b"".join(parts)
+            return messages, await asyncio.to_thread(b"".join, parts)
 
 
 def replayed(messages: list[Message], receive: Receive) -> Receive:

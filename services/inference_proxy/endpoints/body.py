@@ -8,6 +8,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from services.inference_proxy.limits import VALUES_MAX
+from services.inference_proxy.long_json import size_of
 from services.inference_proxy.nesting import NESTING_MAX, brackets_of, is_too_deep
 from services.inference_proxy.offload import offload
 from services.inference_proxy.request_errors import TooManyValues
@@ -15,6 +16,13 @@ from services.inference_proxy.request_errors import TooManyValues
 
 class OrjsonRequest(Request):
     """``json()`` parses once, strictly: no NaN, no broken UTF-8, nothing without a bound."""
+
+    async def body(self) -> bytes:
+        """The body, a large one joined in a thread."""
+        if not hasattr(self, "_body"):
+            parts = [part async for part in self.stream()]
+            self._body = await offload(lambda: b"".join(parts), size_bytes=size_of(parts))
+        return self._body
 
     async def json(self) -> Any:
         """The parsed body, the same object at each call. Raises what ``read_json`` raises."""

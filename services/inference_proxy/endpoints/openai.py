@@ -98,6 +98,7 @@ async def _forward(
             body=body,
             session_id=session_of(session),
             headers=request.headers.items(),
+            size_bytes=len(await request.body()),
         )
         with parts.gate.enter():
             parts.openai.check(call)

@@ -38,7 +38,11 @@ async def train(
         session_id = session_of(session)
         request_id = named(body, path)
         call = OpenAICall(
-            path=path, body=body, session_id=session_id, headers=request.headers.items()
+            path=path,
+            body=body,
+            session_id=session_id,
+            headers=request.headers.items(),
+            size_bytes=len(await request.body()),
         )
         keeper = parts.keeper.turns
         with parts.gate.enter(), keeper.running(request_id, session_id):
