@@ -148,13 +148,15 @@ def micro_batches(
     settings: RankSettings, grid: Grid, learner: Learner
 ) -> Iterator[TensorMicroBatch]:
     """Everything the feed has for this rank, in order."""
+    point = resume_point_of(Path(settings.model_folder))
     dataset = RankFeedDataset(
         settings.endpoint,
         dp_rank=grid.dp_rank,
         cp_rank=grid.cp_rank,
         payload_root=settings.payload_root,
         model=learner.model.config.shape,
-        resume=resume_point_of(Path(settings.model_folder)),
+        resume=point,
+        committed_step=0 if point is None else None,  # its weights hold no step of the run
         threads=4,
         step_timeout_s=settings.step_timeout_s,
     )
