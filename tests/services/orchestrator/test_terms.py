@@ -9,13 +9,16 @@ from typing import Any
 import httpx
 import pytest
 
+from services.kit.background import Crash
 from services.orchestrator import ending, leasing
 from services.orchestrator.app import describe
 from services.orchestrator.errors import LedgerUnavailable
-from services.orchestrator.ledger import LeadershipLost, LedgerError, LedgerFailed
+from services.orchestrator.ledger import LeadershipLost, Ledger, LedgerError, LedgerFailed
 from services.orchestrator.records import Change
+from services.orchestrator.service import Orchestrator
 from services.orchestrator.sweep import VersionPlan, orphaned_versions
 from services.orchestrator.sweeping import sweep, sweep_rules
+from services.orchestrator.terms import Terms
 from tests.services.orchestrator.plain_ledger import PlainLedger
 from tests.services.orchestrator.support import (
     Bench,
@@ -322,3 +325,28 @@ async def test_the_sweep_deletes_nothing_that_an_unwritten_decision_let_go(
         again = (await retried(bench, "/v1/leases", LEASE)).json()
         assert (again["lease_id"], again["state"]) == (lease["lease_id"], "open")
         assert bench.on_disk() == files_of(turn)
+
+
+async def test_what_another_one_led_is_never_begun_anew() -> None:
+    """Whatever the settings of the one that stood by say of the start."""
+    first_terms: list[bool] = []
+    others = [LeadershipLost("the other")]
+
+    @asynccontextmanager
+    async def open_ledger() -> AsyncIterator[FaultyLedger]:
+        if others:
+            raise others.pop()
+        yield FaultyLedger()
+
+    @asynccontextmanager
+    async def serve(_ledger: Ledger, is_first: bool) -> AsyncIterator[Orchestrator]:
+        first_terms.append(is_first)
+        raise LedgerFailed("as told")
+        yield
+
+    terms = Terms(open_ledger, serve, standby_poll_s=0.001, crash=Crash())
+    async with terms.running():
+        async with asyncio.timeout(RETRY_S):
+            while not first_terms:  # noqa: ASYNC110 - what is waited for sets no event
+                await asyncio.sleep(0.001)
+    assert first_terms == [False]
