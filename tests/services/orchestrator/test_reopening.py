@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.services.orchestrator.stubs import refusal
-from tests.services.orchestrator.support import Bench, assert_problem, inline_turn
+from tests.services.orchestrator.support import Bench, assert_problem, files_of, inline_turn
 from tests.services.orchestrator.test_resume import World, collect
 
 PATH = "/v1/admin/reopen"
@@ -84,6 +84,33 @@ async def test_a_policy_that_was_late_must_be_applied_first(tmp_path: Path) -> N
         await bench.until(lambda: bench.service.book.policy_version == 1, "it is applied")
         await reopened(bench)
         assert (await bench.lease("b"))["policy_version"] == 1
+
+
+async def test_what_was_collected_before_it_stopped_is_trained_once_it_goes_on(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, policy_timeout_s=600, step_rollouts=2)
+    async with world.life() as bench:
+        await collect(bench, "a")
+        await collect(bench, "b")
+        await bench.until(lambda: bench.feed.taken == [1], "it is shipped")
+        held = await collect(bench, "c")
+        bench.feed.commit(1)
+        await bench.until(
+            lambda: bench.service.book.steps[1].state == "acknowledged", "it is committed"
+        )
+        bench.clock.now_s += 601
+        await stopped(bench)
+    world.proxy.applied = 1
+    async with world.life() as bench:
+        await bench.until(lambda: bench.service.book.policy_version == 1, "it is applied")
+        assert list(bench.service.book.held) == ["c"]
+        assert files_of(held) <= bench.on_disk()
+        await reopened(bench)
+        await bench.lease("d")
+        last = await bench.write("d.t0", [1, 2], [3], policy_version=1)
+        assert (await bench.deliver("d", last)).status_code == 202
+        await bench.until(lambda: bench.feed.taken == [1, 2], "with what was held")
 
 
 async def test_too_few_rows_stop_it_until_the_setting_allows_them(tmp_path: Path) -> None:
