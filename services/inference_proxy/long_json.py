@@ -2,14 +2,15 @@
 
 What lies within a long string (base64 of rows, most of any large answer) is cut out before the rest
 is joined and parsed, with a mark in its place, and put in again by whoever writes the JSON. The
-string is a ``LongText`` meanwhile. What is not plainly right is joined and left to the parsers.
+string is a ``LongText`` meanwhile, a ``str`` where JSON needs an escape for it. What is not plainly
+right is joined and left to the parsers.
 
 Errors: TooMuchBeside.
 """
 
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -73,7 +74,7 @@ def cut(parts: Sequence[bytes]) -> tuple[bytes, list[Parts]]:
     rest: list[bytes] = []
     cuts: list[list[bytes]] = []
     is_open = False  # the last cut may go on
-    for part in parts:
+    for part in _together(parts):
         if is_open:
             begin = _until_quote(part)
             if _is_base64(begin):
@@ -129,12 +130,11 @@ class _Filling:
     def __init__(self, cuts: Sequence[Parts]) -> None:
         self._cuts = cuts
         self._found: list[int] = []
-        self._is_plain = True
 
     @property
     def is_right(self) -> bool:
         """Every cut was within one string, and is again."""
-        return self._is_plain and sorted(self._found) == list(range(len(self._cuts)))
+        return sorted(self._found) == list(range(len(self._cuts)))
 
     def filled(self, value: Any) -> Any:
         """The value, or what belongs in its place."""
@@ -147,15 +147,36 @@ class _Filling:
             value[:] = map(self.filled, value)
         return value
 
-    def _text(self, value: str) -> LongText:
+    def _text(self, value: str) -> str | LongText:
         first, *others = _MARKED.split(value)
-        numbers = [int(number) for number in others[::2]]
+        numbers, between = [int(number) for number in others[::2]], others[1::2]
         self._found += numbers
-        self._is_plain &= all(map(_PLAIN.fullmatch, (first, *others[1::2])))
         parts = [first.encode()]
-        for number, between in zip(numbers, others[1::2], strict=True):
-            parts += [*self._cuts[number], between.encode()]
+        for number, text in zip(numbers, between, strict=True):
+            parts += [*self._cuts[number], text.encode()]
+        if not all(map(_PLAIN.fullmatch, (first, *between))):
+            return b"".join(parts).decode()
         return LongText(tuple(part for part in parts if part))
+
+
+def _together(parts: Sequence[bytes]) -> Iterator[bytes]:
+    """The parts, small ones joined: over a network a string may come in none that could be cut."""
+    small: list[bytes] = []
+    size_bytes = 0
+    for part in parts:
+        if len(part) >= CUT_BYTES_MIN:
+            if small:
+                yield b"".join(small)
+                small, size_bytes = [], 0
+            yield part
+            continue
+        small.append(part)
+        size_bytes += len(part)
+        if size_bytes >= 2 * CUT_BYTES_MIN:
+            yield b"".join(small)
+            small, size_bytes = [], 0
+    if small:
+        yield b"".join(small)
 
 
 def _until_quote(part: bytes) -> bytes:

@@ -185,7 +185,9 @@ class UnreadChoice(Struct, frozen=True, kw_only=True, gc=False):
 
     def encoded(self) -> Parts | None:
         """The turn, read from the answer."""
-        body: Any = read_long(self.answer, parsed_answer)
+        # Whatever it has beside: it was written from answers that were bounded, perhaps from two.
+        most = size_of(self.answer)
+        body: Any = read_long(self.answer, parsed_answer, beside_bytes_max=most)
         record = TurnRecord()
         own = [choice for choice in body["choices"] if choice["index"] == self.index]
         record.take({**body, "choices": own})

@@ -50,3 +50,15 @@ def test_what_an_event_has_beside_its_rows_is_bounded() -> None:
     assert len(body["a"]) == len(rows)
     with pytest.raises(TooMuchBeside):
         read_event((*event[:3], b"[" + b"1," * 5_000_000 + b"1]}"))
+
+
+def test_rows_that_came_in_small_parts_are_not_beside_themselves() -> None:
+    rows = "A" * (9 << 20)
+    stream = b"data: " + orjson.dumps({"a": rows}) + b"\n\n"
+    splitter = EventSplitter(bytes_max=1 << 30)
+    reads = [stream[at : at + 4344] for at in range(0, len(stream), 4344)]  # three packets each
+    (event,) = [event for data in reads for event in splitter.feed(data)]
+    body = read_event(event)
+    assert body is not None
+    is_same = b"".join(body["a"].parts) == rows.encode()  # megabytes belong into no message
+    assert is_same

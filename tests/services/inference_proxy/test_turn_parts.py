@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.inference_proxy import turn_parts
+from services.inference_proxy import long_json, turn_parts
+from services.inference_proxy.prompts import Prompt
+from services.inference_proxy.recording import UnreadChoice
 from services.inference_proxy.turn_parts import packed_turn, unpacked_turn
 from services.kit.turns import TurnWire
 from sideband.engines.long_text import LongText
+from sideband.ids import RequestId
 
 KEPT = st.lists(st.lists(st.integers(0, 1 << 20), max_size=9), max_size=70)
 
@@ -59,3 +62,23 @@ def test_no_part_holds_many_kept_sets() -> None:
     parts = packed_turn(turn_of(masks), None)
     assert max(map(len, parts)) < 2 * turn_parts.VALUES_TOGETHER
     assert len(parts) > 10
+
+
+def test_what_was_answered_is_handed_in_whatever_it_has_beside_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of a pair, whose answer has what two engines said, each within its bound."""
+    monkeypatch.setattr(long_json, "BESIDE_BYTES_MAX", 50)
+    entry = {"logprob": -0.5}
+    choice = {"index": 0, "token_ids": [1], "logprobs": {"content": [entry]}}
+    content = msgspec.json.encode({"choices": [choice], "prompt_logprobs": ["x"] * 50})
+    turn = UnreadChoice(
+        index=0,
+        choice_count=1,
+        answer=(content,),
+        request_id=RequestId("r"),
+        prompt=Prompt.of([1, 2]),
+        params={},
+    ).encoded()
+    assert turn is not None
+    assert unpacked_turn(turn)[0].logprobs == b"\0\0\0\xbf"
