@@ -4,7 +4,8 @@ For what numpy cannot do by whole arrays without many passes. Each loop is ordin
 arrays, and whoever calls one has a numpy way beside it that gives the same results: without numba
 nothing changes but the time. Importing numba and compiling take longer than small work is worth, so
 a process begins with numpy and compiles a loop once it has done so much that it would have paid;
-``compile_loops`` does it at once. What was compiled is kept beside the package for later processes.
+``compile_loops`` does it at once. What was compiled is kept beside the package for later processes,
+where that can be written and read.
 
 A compiled loop checks no bounds. The caller must have shown that no input can lead it out of its
 arrays; it runs without Python's lock.
@@ -13,10 +14,13 @@ arrays; it runs without Python's lock.
 import threading
 from collections.abc import Callable
 from functools import cache
+from pickle import UnpicklingError
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 _COMPILING: Final = threading.Lock()
+# No folder to keep anything in; one that is full; something kept that was cut short.
+_KEEPING_ERRORS: Final = (RuntimeError, OSError, EOFError, UnpicklingError)
 
 
 class Loop(Generic[F]):
@@ -83,7 +87,7 @@ def _compile(function: F, signature: str, teach: Callable[[], None]) -> F | None
         return None
     try:
         compiled: F = njit(signature, nogil=True, cache=True)(function)
-    except RuntimeError:  # no folder that it could keep anything in
+    except _KEEPING_ERRORS:
         compiled = njit(signature, nogil=True)(function)
     return compiled
 

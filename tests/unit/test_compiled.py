@@ -1,7 +1,9 @@
 """Loops that numba compiles: only when they are called, only where it is, and never in the way."""
 
+import os
 import subprocess
 import sys
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -91,22 +93,69 @@ def test_who_wants_it_at_once_gets_it(loop: Loop[Any]) -> None:
     assert loop.for_items(1) is not None
 
 
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("cannot cache function: no locator available"), OSError(ENOSPC, "no space left")],
+)
 def test_a_loop_is_compiled_where_nothing_can_be_kept(
-    monkeypatch: pytest.MonkeyPatch, loop: Loop[Any]
+    monkeypatch: pytest.MonkeyPatch, loop: Loop[Any], error: Exception
 ) -> None:
-    """A read-only package and no home folder: numba finds no place and says so."""
+    """A read-only package and no home folder, or a full one."""
     numba = pytest.importorskip("numba")
     real = numba.njit
 
     def njit(*args: Any, **options: Any) -> Any:
         if options.get("cache"):
-            raise RuntimeError("cannot cache function: no locator available")
+            raise error
         return real(*args, **options)
 
     monkeypatch.setattr(numba, "njit", njit)
     compiled = loop.for_items(10)
     assert compiled is not None
     assert compiled(np.zeros(2, np.int64)) == 2
+
+
+@pytest.mark.parametrize("left", [b"", bytes(64), None], ids=["nothing", "zeros", "half"])
+@pytest.mark.parametrize("suffix", [".nbi", ".nbc"])
+def test_what_was_kept_and_cannot_be_read_is_compiled_anew(
+    tmp_path: Path, suffix: str, left: bytes | None
+) -> None:
+    """As a machine that lost its power leaves it."""
+    pytest.importorskip("numba")
+    assert kept_and_compiled(tmp_path) == "6"
+    found = list(tmp_path.rglob(f"*{suffix}"))
+    assert found
+    for file in found:
+        content = file.read_bytes()
+        file.write_bytes(content[: len(content) // 2] if left is None else left)
+    assert kept_and_compiled(tmp_path) == "6"
+
+
+def kept_and_compiled(folder: Path) -> str:
+    """What a loop gives in a process of its own, which keeps it in ``folder``."""
+    code = """
+import numpy as np
+from sideband.compiled import Loop
+from tests.unit.test_compiled import double
+
+values = np.arange(3)
+loop = Loop(double, "int64(int64[::1])", worth=1)
+loop.for_items(1)(values)
+print(values.sum())
+"""
+    return printed(code, NUMBA_CACHE_DIR=str(folder))
+
+
+def printed(code: str, **environment: str) -> str:
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": f"{SHARED}:{SHARED.parent}", **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return said.stdout.strip()
 
 
 @given(st.integers(0, 63), st.integers(0, (1 << 64) - 1))
