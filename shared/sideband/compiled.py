@@ -11,6 +11,7 @@ A compiled loop checks no bounds. The caller must have shown that no input can l
 arrays; it runs without Python's lock.
 """
 
+import os
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -18,7 +19,13 @@ from pickle import UnpicklingError
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
-_COMPILING: Final = threading.Lock()
+_COMPILING: Final = threading.RLock()
+# A process forked meanwhile would wait for a thread that it does not have.
+os.register_at_fork(
+    before=_COMPILING.acquire,
+    after_in_parent=_COMPILING.release,
+    after_in_child=_COMPILING.release,
+)
 # No folder to keep anything in; one that is full; something kept that was cut short.
 _KEEPING_ERRORS: Final = (RuntimeError, OSError, EOFError, UnpicklingError)
 

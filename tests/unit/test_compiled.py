@@ -146,6 +146,35 @@ print(values.sum())
     return printed(code, NUMBA_CACHE_DIR=str(folder))
 
 
+def test_a_process_forked_while_another_thread_compiles_can_compile() -> None:
+    pytest.importorskip("numba")
+    code = """
+import os, signal, threading
+from sideband.compiled import Loop
+from tests.unit.test_compiled import double
+
+begun, forking = threading.Event(), threading.Event()
+
+def teach():
+    begun.set()
+    forking.wait()
+
+loop = Loop(double, "int64(int64[::1])", worth=1, teach=teach)
+thread = threading.Thread(target=loop.compile)
+thread.start()
+begun.wait()
+os.register_at_fork(before=forking.set)  # called before those that were registered earlier
+if pid := os.fork():
+    thread.join()
+    print(os.waitpid(pid, 0)[1])
+else:
+    signal.alarm(20)
+    loop.compile()
+    os._exit(0)
+"""
+    assert printed(code) == "0"
+
+
 def printed(code: str, **environment: str) -> str:
     said = subprocess.run(
         [sys.executable, "-c", code],
