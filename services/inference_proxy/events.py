@@ -5,13 +5,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from services.inference_proxy.limits import EVENT_BESIDE_BYTES_MAX
-from services.inference_proxy.long_json import Parts, dump_long, read_long
+from services.inference_proxy.long_json import Parts, dump_long, read_long, size_of
 from services.inference_proxy.upstream import parsed
 
 EVENT_STREAM: Final = "text/event-stream"
-DONE: Final = b"data: [DONE]"
 JOINED_BYTES_MAX: Final = 1 << 20  # of an event handled as one; a larger one has the seam in it
-_BLANK: Final = re.compile(rb"\n\n|\r\n\r\n")
+_BLANK: Final = re.compile(rb"\r?\n\r?\n")
+_FIELD: Final = b"data:"
+_END: Final = b"[DONE]"
+DONE: Final = _FIELD + b" " + _END
 
 
 class EventTooLarge(Exception):
@@ -37,7 +39,7 @@ class EventSplitter:
         """Events that ``data`` completes. Raises EventTooLarge."""
         seen = self._seam + data
         self._seam = seen[-3:]
-        if b"\n\n" not in seen and b"\r\n\r\n" not in seen:
+        if b"\n\n" not in seen and b"\n\r\n" not in seen:
             self._keep(data)
             return
         if self._size_bytes > JOINED_BYTES_MAX:
@@ -74,20 +76,49 @@ class EventSplitter:
             raise EventTooLarge(self._bytes_max)
 
 
+def data_of(event: Parts) -> Parts | None:
+    """What its data lines say, in the parts in which it came if it is one line; None for an event
+    without (a comment).
+    """
+    first, *others = event
+    if first.startswith(_FIELD) and (_is_one_line(event) if others else b"\n" not in first):
+        return (first[len(_FIELD) :], *others)
+    lines = b"".join(event).split(b"\n")
+    data = [line.removeprefix(_FIELD) for line in lines if line.startswith(_FIELD)]
+    return (b"\n".join(data),) if data else None
+
+
+def is_end(data: Parts) -> bool:
+    """Whether it says that nothing follows."""
+    return b"".join(data).strip() == _END
+
+
 def read_event(event: Parts) -> dict[str, Any] | None:
     """The JSON object of an event; None for anything else (a comment, ``[DONE]``).
 
     Raises TooMuchBeside.
     """
-    first, *others = event
-    if not first.startswith(b"data:"):
+    data = data_of(event)
+    if data is None:
         return None
-    if not others and len(first) <= JOINED_BYTES_MAX:
-        body = parsed(first[5:])
+    if len(data) == 1 and len(data[0]) <= JOINED_BYTES_MAX:
+        body = parsed(data[0])
     else:
-        parts = (first[5:], *others)
-        body = read_long(parts, parsed, beside_bytes_max=EVENT_BESIDE_BYTES_MAX)
+        body = read_long(data, parsed, beside_bytes_max=EVENT_BESIDE_BYTES_MAX)
     return body if isinstance(body, dict) else None
+
+
+def _is_one_line(event: Parts) -> bool:
+    """Whether only the end of a line may follow the first one."""
+    has_ended = False
+    for part in event:
+        if has_ended and part.strip():
+            return False
+        end = part.find(b"\n")
+        if end >= 0 and part[end:].strip():
+            return False
+        has_ended = has_ended or end >= 0
+    return True
 
 
 def write_event(body: dict[str, Any]) -> Parts:
@@ -100,6 +131,6 @@ def write_event(body: dict[str, Any]) -> Parts:
 
 def joined_if_small(parts: Sequence[bytes]) -> Sequence[bytes]:
     """What is sent at a time."""
-    if len(parts) > 1 and sum(map(len, parts)) <= JOINED_BYTES_MAX:
+    if len(parts) > 1 and size_of(parts) <= JOINED_BYTES_MAX:
         return (b"".join(parts),)
     return parts

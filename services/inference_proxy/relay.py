@@ -21,7 +21,7 @@ from services.inference_proxy.answers import (
     read_token_ids,
 )
 from services.inference_proxy.assembly import Range, from_one, merge_legs
-from services.inference_proxy.events import DONE, read_event, write_event
+from services.inference_proxy.events import data_of, is_end, read_event, write_event
 from services.inference_proxy.logprob_forms import in_form
 from services.inference_proxy.long_json import Parts
 from services.inference_proxy.planning import Plan
@@ -75,8 +75,9 @@ class StreamRelay:
 
     def take_other(self, event: Parts) -> list[bytes]:
         """The same for an event that is no JSON object."""
-        is_done = event[0].startswith(DONE)
-        if event[0].startswith(b"data:") and not is_done:
+        data = data_of(event)
+        is_done = data is not None and is_end(data)
+        if data is not None and not is_done:
             raise MalformedAnswer("event", "must be a JSON object")  # never passed on unread
         released = self.end() if is_done else []
         return [*released, *event, b"\n\n"]
