@@ -20,6 +20,7 @@ from services.inference_proxy.upstream import (
 )
 
 NO_SUCH_ROUTE: Final = 404
+_REDIRECTS: Final = range(300, 400)
 # With the slash vLLM looks at this one value: a thousandth of a second, and not of all it counts.
 METRICS_PATH: Final = "/metrics/?name%5B%5D=process_start_time_seconds"
 REPORT_WAIT_S: Final = 2.0  # of whoever reports weights, for an engine that does not answer
@@ -73,13 +74,19 @@ class Asking:
             return None
 
     async def _process_of(self, engine: Engine, *, timeout_s: float) -> str | None:
-        """By its metrics. One that told it before must tell it again, or have no such route."""
+        """By its metrics. One that told it before must tell it again, or have no such route: where
+        it leads elsewhere is none.
+        """
         try:
             content = await self._get(engine, METRICS_PATH, timeout_s=timeout_s)
         except EngineRefused as exc:
             if exc.status == NO_SUCH_ROUTE or engine.weights.process is None:
                 return None
             raise EngineBroke(engine.name, f"{METRICS_PATH}: {exc.reason}"[:300]) from exc
+        except EngineBroke as exc:
+            if exc.status not in _REDIRECTS:
+                raise
+            return None
         found = _START.search(content)
         return None if found is None else f"started {found[1].decode()}"
 

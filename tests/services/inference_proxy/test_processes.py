@@ -214,6 +214,17 @@ async def test_what_the_proxy_itself_updates_is_of_the_process_that_runs_then(
         assert (await proxy.generate(request_body(PROMPT))).status_code == 503
 
 
+@pytest.mark.parametrize("status", [301, 307])
+async def test_an_engine_whose_metrics_are_elsewhere_gives_no_such_sign(status: int) -> None:
+    """As a server that has them without the slash."""
+    engine = stock()
+    engine.metrics_status = status
+    async with running({"e0": engine}, **NOT_ASKED) as proxy:
+        await report(proxy, 3)
+        assert (await proxy.generate(request_body(PROMPT))).status_code == 200
+        assert proxy.parts.book.get("e0").weights.process is None
+
+
 async def test_a_report_while_an_engine_does_not_answer_is_of_the_process_known_before() -> None:
     engine = with_plugin()
     async with running({"e0": engine}, **NOT_ASKED) as proxy:
