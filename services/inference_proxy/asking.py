@@ -57,12 +57,12 @@ class Asking:
         return Said(identity=identity, process=process)
 
     async def processes(self, engines: Iterable[Engine]) -> dict[str, str]:
-        """The processes that run now, by engine, of those that are told apart by one."""
-        known = [engine for engine in engines if engine.weights.process is not None]
-        found = await asyncio.gather(*(self._process_now(engine) for engine in known))
+        """The processes that run now, by engine, of those that answer and are told apart by one."""
+        asked = list(engines)
+        found = await asyncio.gather(*(self._process_now(engine) for engine in asked))
         return {
             engine.name: process
-            for engine, process in zip(known, found, strict=True)
+            for engine, process in zip(asked, found, strict=True)
             if process is not None
         }
 

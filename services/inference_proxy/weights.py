@@ -98,8 +98,10 @@ class WeightUpdates:
     async def _applied(self, update: WeightUpdate, steps: dict[str, WeightSteps]) -> UpdateOutcome:
         failed: dict[str, str] = {}
         everyone = list(steps)
+        processes = await self._asking.processes(self._book.named(everyone))
         paused = await self._all(everyone, [steps[name].pause for name in everyone], failed)
         updated = await self._all(paused, [steps[name].update for name in paused], failed)
+        updated = await self._same(updated, processes, failed)
         for name, reason in failed.items():
             self._book.hold(name, f"weight update to v{update.policy_version} failed: {reason}")
             log.error("weight_update_failed", engine=name, reason=reason)
@@ -111,7 +113,7 @@ class WeightUpdates:
                 updated,
                 force=update.force,
                 is_named=True,
-                processes=await self._asking.processes(self._book.named(updated)),
+                processes=processes,
             )
             self._hold_ahead(update)
             await self._told()
@@ -127,6 +129,20 @@ class WeightUpdates:
         log.info("weights_updated", policy_version=update.policy_version, engines=resumed)
         left_out = [engine.name for engine in self._book if engine.name not in steps]
         return UpdateOutcome(updated=tuple(resumed), failed=failed, left_out=tuple(left_out))
+
+    async def _same(
+        self, names: Sequence[str], processes: dict[str, str], failed: dict[str, str]
+    ) -> list[str]:
+        """Who was not started anew since ``processes`` ran, to which new signs are added. One that
+        was has lost the weights, while others were still getting theirs.
+        """
+        now = await self._asking.processes(self._book.named(names))
+        for name in names:
+            before = processes.get(name, self._book.get(name).weights.process)
+            if before not in {None, now.get(name, before)}:
+                failed[name] = "it was started anew meanwhile"
+        processes |= {name: process for name, process in now.items() if name not in failed}
+        return [name for name in names if name not in failed]
 
     async def _told(self) -> Problem | None:
         """Tell the other workers. One that does not hear it keeps no engine paused, which would

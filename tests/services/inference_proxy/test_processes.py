@@ -185,35 +185,6 @@ def started_anew(logs: Iterable[MutableMapping[str, Any]]) -> list[tuple[str, in
     return [(entry["engine"], entry["policy_version"]) for entry in named]
 
 
-@KINDS
-async def test_what_is_reported_is_of_the_process_that_runs_then(
-    tmp_path: Path, kind: Callable[[], StubEngine]
-) -> None:
-    engine = kind()
-    async with running({"e0": engine}, root=tmp_path / "root", **NOT_ASKED) as proxy:
-        await report(proxy, 3)
-        start_anew(engine)  # unseen, and brought to v4 before anybody asks
-        await report(proxy, 4)
-        assert (await proxy.generate(request_body(PROMPT))).status_code == 200
-        start_anew(engine)
-        assert (await proxy.generate(request_body(PROMPT))).status_code == 503
-
-
-@KINDS
-async def test_what_the_proxy_itself_updates_is_of_the_process_that_runs_then(
-    tmp_path: Path, kind: Callable[[], StubEngine]
-) -> None:
-    engine = kind()
-    update = {"policy_version": 4, "weights_path": "/weights/v4"}
-    async with running({"e0": engine}, root=tmp_path / "root", **NOT_ASKED) as proxy:
-        await report(proxy, 3)
-        start_anew(engine)
-        assert (await proxy.http.post("/v1/admin/weights", json=update)).status_code == 200
-        assert (await proxy.generate(request_body(PROMPT))).status_code == 200
-        start_anew(engine)
-        assert (await proxy.generate(request_body(PROMPT))).status_code == 503
-
-
 @pytest.mark.parametrize("status", [301, 307])
 async def test_an_engine_whose_metrics_are_elsewhere_gives_no_such_sign(status: int) -> None:
     """As a server that has them without the slash."""
@@ -223,18 +194,6 @@ async def test_an_engine_whose_metrics_are_elsewhere_gives_no_such_sign(status: 
         await report(proxy, 3)
         assert (await proxy.generate(request_body(PROMPT))).status_code == 200
         assert proxy.parts.book.get("e0").weights.process is None
-
-
-async def test_a_report_while_an_engine_does_not_answer_is_of_the_process_known_before() -> None:
-    engine = with_plugin()
-    async with running({"e0": engine}, **NOT_ASKED) as proxy:
-        engine.identity_status = 500
-        await report(proxy, 3)
-        assert (await proxy.generate(request_body(PROMPT))).status_code == 200
-        start_anew(engine)
-        await report(proxy, 4)
-        engine.identity_status = 200
-        assert (await proxy.generate(request_body(PROMPT))).status_code == 503
 
 
 @pytest.mark.parametrize("kind", [StubEngine, stock])
