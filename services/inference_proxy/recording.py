@@ -4,6 +4,7 @@ Clients drop answer fields that they do not know. What they drop is in the recor
 tokens, log probabilities, and the rows in the form in which they were answered.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -186,8 +187,7 @@ class UnreadChoice(Struct, frozen=True, kw_only=True, gc=False):
     def encoded(self) -> Parts | None:
         """The turn, read from the answer."""
         # Whatever it has beside: it was written from answers that were bounded, perhaps from two.
-        most = size_of(self.answer)
-        body: Any = read_long(self.answer, parsed_answer, beside_bytes_max=most)
+        body: Any = read_long(self.answer, parsed_answer, beside_bytes_max=sys.maxsize)
         record = TurnRecord()
         own = [choice for choice in body["choices"] if choice["index"] == self.index]
         record.take({**body, "choices": own})
