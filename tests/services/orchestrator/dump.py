@@ -9,7 +9,7 @@ from services.orchestrator.book import Book
 from services.orchestrator.records import Rollout, StepRecord
 from sideband.batch.columns import Runs
 from sideband.batch.types import Sample
-from sideband.masks.rows import MaskRows
+from sideband.masks.rows import RaggedRows
 from sideband.segments import InlineSegment
 
 
@@ -85,8 +85,8 @@ def _plain(value: Any) -> Any:
         return (value.dtype.name, value.shape, value.tobytes())
     if isinstance(value, Runs):
         return (_plain(value.values_R), _plain(value.lengths_R))
-    if isinstance(value, MaskRows):
-        return (_plain(value.starts_N), _plain(value.ids_M))
+    if isinstance(value, RaggedRows):
+        return (type(value).__name__, _plain(value.starts_N), _plain(value.values_M))
     if isinstance(value, InlineSegment):
         return (value.field, value.pos, _plain(value.data))
     if isinstance(value, tuple):

@@ -1,6 +1,6 @@
 """Samples lie in the ledger in parts: no call of a driver handles much at a time."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import create_engine, event, func, select, text
 
+from services.orchestrator.ledger import LedgerFailed
 from services.orchestrator.records import Change, DropReason, Rollout, RolloutState
-from services.orchestrator.storage import tables
-from services.orchestrator.storage.ledger import PIECE_BYTES_MIN, SqlLedger
+from services.orchestrator.storage import ledger as ledger_module
+from services.orchestrator.storage import parts, samples, tables
+from services.orchestrator.storage.ledger import (
+    PIECE_BYTES_MIN,
+    SqlLedger,
+    body_rows,
+    piece_of,
+)
 from services.orchestrator.storage.migrate import MIGRATIONS
 from services.orchestrator.storage.opening import LedgerPlace, open_ledger
 from services.orchestrator.storage.parts import PART_BYTES, BodiesRead, encoded_parts
+from services.orchestrator.storage.rows import Row
 from services.orchestrator.storage.samples import (
     UnreadableSamples,
     encode_samples,
     encoded_pieces,
 )
+from sideband import packed
 from sideband.batch.types import Sample
 from sideband.ids import GroupId, RolloutId
 from sideband.packed import JOINED_BYTES_MAX
@@ -130,14 +139,81 @@ def sample_of(tokens: int, serial: int) -> Sample:
 
 @given(st.lists(st.tuples(st.integers(1, 120_000), st.integers(1, 9)), max_size=4))
 def test_the_parts_are_cut_from_what_is_encoded_at_once(sizes: list[tuple[int, int]]) -> None:
-    samples = tuple(sample_of(tokens, serial) for tokens, serial in sizes)
-    whole = encode_samples(samples)
-    assert b"".join(encoded_pieces(samples)) == whole
-    count, parts = encoded_parts(samples)
-    cut = list(parts)
+    body = tuple(sample_of(tokens, serial) for tokens, serial in sizes)
+    whole = encode_samples(body)
+    assert b"".join(encoded_pieces(body)) == whole
+    count, pieces = encoded_parts(body)
+    cut = list(pieces)
     assert b"".join(cut) == whole
     assert [len(part) for part in cut[:-1]] == [PART_BYTES] * (count - 1)
     assert 0 < len(cut[-1]) <= PART_BYTES
+
+
+def samples_of_any_form() -> st.SearchStrategy[Sample]:
+    return st.builds(
+        make_sample,
+        st.integers(0, 9),
+        tokens=st.integers(1, 300),
+        form=st.sampled_from(["inline", "handle", None]),
+        with_scores=st.booleans(),
+        with_weight_versions=st.booleans(),
+        breaks=st.sampled_from([(), (7,)]),
+        gaps=st.sampled_from([(), ((3, 5),)]),
+    )
+
+
+@given(
+    st.lists(st.lists(samples_of_any_form(), min_size=1, max_size=3), max_size=4),
+    st.integers(1, 5000),
+    st.integers(0, 900),
+    st.integers(1, 9),
+)
+def test_what_is_read_from_parts_of_any_size_is_what_was_delivered(
+    rollouts: list[list[Sample]], part_bytes: int, joined_bytes_max: int, rows_per_read: int
+) -> None:
+    bodies = {RolloutId(f"r{number}"): tuple(one) for number, one in enumerate(rollouts)}
+    read = BodiesRead()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "PART_BYTES", part_bytes)
+        patch.setattr(packed, "JOINED_BYTES_MAX", joined_bytes_max)
+        patch.setattr(samples, "JOINED_BYTES_MAX", joined_bytes_max)
+        rows = [
+            (row["rollout_id"], row["part"], row["parts"], row["samples"])
+            for row in body_rows(bodies)
+        ]
+        for at in range(0, len(rows), rows_per_read):
+            read.take(rows[at : at + rows_per_read])
+        found = read.samples()
+    assert {name: [sample_facts(one) for one in body] for name, body in found.items()} == {
+        name: [sample_facts(one) for one in body] for name, body in bodies.items()
+    }
+
+
+async def test_of_a_rollout_all_parts_are_kept_or_none(
+    ledger: SqlLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit that ends between two parts, as when its process does."""
+    pieces = 0
+
+    def ending(rows: Iterator[Row]) -> list[Row]:
+        nonlocal pieces
+        pieces += 1
+        if pieces == 2:
+            raise OSError("ends here")
+        return piece_of(rows)
+
+    change = Change(bodies={NAME: LARGE, RolloutId("other"): SMALL})
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_module, "piece_of", ending)
+        with pytest.raises(LedgerFailed):
+            await ledger.commit([change])
+    assert pieces == 2
+    assert await ledger.samples([NAME, RolloutId("other")]) == {}
+    await ledger.commit([change])
+    found = await ledger.samples([NAME])
+    assert [sample_facts(one) for one in found[NAME]] == [sample_facts(one) for one in LARGE]
+    await ledger.wipe()
+    assert await ledger.samples([NAME, RolloutId("other")]) == {}
 
 
 def test_what_is_encoded_apart_is_no_copy_and_all_else_is_small() -> None:
