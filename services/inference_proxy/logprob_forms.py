@@ -14,6 +14,7 @@ from services.inference_proxy.answers import MalformedAnswer
 
 LogprobForm = Literal["engine", "token_ids", "token_strings"]
 PREFIX: Final = "token_id:"
+DIGITS_MAX: Final = 10  # of a token's id
 
 
 class _Entry(msgspec.Struct):
@@ -71,7 +72,8 @@ def token_of(entry: _Entry) -> int:
     if entry.token_id is not None:
         return entry.token_id
     digits = (entry.token or "").removeprefix(PREFIX)
-    if entry.token is None or digits == entry.token or not digits.isdecimal():
+    is_number = digits.isdecimal() and len(digits) <= DIGITS_MAX
+    if entry.token is None or digits == entry.token or not is_number:
         raise MalformedAnswer("logprobs", 'must name tokens by "token_id"')
     return int(digits)
 

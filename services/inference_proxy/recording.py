@@ -38,6 +38,7 @@ class _Segments(msgspec.Struct):
     segments: list[PayloadSegment]
 
 
+_DIGITS_MAX: Final = 10  # of a number below 2**31; Python reads no number of thousands
 _LOGPROBS: Final = msgspec.json.Decoder(_Logprobs)
 
 
@@ -215,15 +216,16 @@ def logprobs_of(logprobs: object) -> list[float]:
 
 def versions_of(spans: Sequence[Mapping[str, Any]] | None, tokens: int) -> bytes | None:
     """The policy version of each token, where ``weight_versions`` names all of them by numbers."""
-    if not isinstance(spans, list):
+    if not isinstance(spans, list) or not all(isinstance(span, dict) for span in spans):
         return None
     versions: list[int] = []
     for span in spans:
         version, start, end = (span.get(name) for name in ("version", "start", "end"))
         is_next = type(start) is int and type(end) is int and start == len(versions) <= end
-        if not is_next or end > tokens or not str(version).isdecimal():
+        name = str(version)
+        if not is_next or end > tokens or not name.isdecimal() or len(name) > _DIGITS_MAX:
             return None
-        versions += [int(str(version))] * (end - start)
+        versions += [int(name)] * (end - start)
     is_whole = len(versions) == tokens and all(version < 1 << 31 for version in versions)
     return np.asarray(versions, "<i4").tobytes() if is_whole else None
 

@@ -8,7 +8,7 @@ import pytest
 from fastapi import Response
 
 from services.inference_proxy.answers import MalformedAnswer
-from services.inference_proxy.logprob_forms import in_form
+from services.inference_proxy.logprob_forms import PREFIX, in_form
 from tests.services.inference_proxy.harness import GENERATE, TRAIN, request_body, running
 from tests.services.inference_proxy.stub import StubEngine
 from tests.services.inference_proxy.test_recorded import DATA, recorded
@@ -135,3 +135,9 @@ async def test_a_form_that_names_no_tokens_is_not_guessed_at(logprobs: Any) -> N
 def test_the_recordings_are_of_both_forms() -> None:
     assert DATA.is_dir()
     assert shape_of(IDS) != shape_of(STRINGS)
+
+
+@pytest.mark.parametrize("token", ["x", PREFIX, f"{PREFIX}-1", f"{PREFIX}{'1' * 5000}"])
+def test_a_token_that_names_no_id_is_malformed(token: str) -> None:
+    with pytest.raises(MalformedAnswer):
+        in_form([{"logprobs": {"content": [{"token": token, "logprob": -1.0}]}}], "token_ids")

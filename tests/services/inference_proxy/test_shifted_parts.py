@@ -10,6 +10,7 @@ from fastapi import Response
 
 from services.inference_proxy.recording import TurnRecord
 from services.kit.turns import TurnWire
+from sideband.engines.long_text import LongText
 from sideband.ids import RequestId
 from tests.services.inference_proxy.harness import request_body, running, until
 from tests.services.inference_proxy.stub import StubEngine
@@ -38,6 +39,17 @@ def test_parts_that_make_up_for_each_other_are_no_turn() -> None:
     assert whole.sampling_mask == [[1], [2], [3]]
     assert turn_of(part([1, 2], [-1.0], [[1], [2]]), part([3], [-2.0, -3.0], [[3]])) is None
     assert turn_of(part([1, 2], [-1.0, -2.0], [[1]]), part([3], [-3.0], [[2], [3]])) is None
+
+
+@pytest.mark.parametrize("version", ["1" * 5000, "9999999999", "weights", LongText((b"1",))])
+def test_weights_whose_name_is_no_version_give_tokens_none(version: Any) -> None:
+    said = part([1], [-1.0], None)
+    said["choices"][0]["weight_versions"] = [{"version": version, "start": 0, "end": 1}]
+    turn = turn_of(said)
+    assert turn is not None
+    assert turn.weight_versions is None
+    said["choices"][0]["weight_versions"] = [version]  # no span at all
+    assert turn_of(said) == turn
 
 
 @pytest.mark.parametrize(("first", "second"), [(1, 3), (3, 1), (0, 4)])
