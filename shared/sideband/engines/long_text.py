@@ -28,11 +28,16 @@ def slices_of(text: str | LongText, characters: int) -> Iterator[str | bytes]:
         for at in range(0, len(text), characters):
             yield text[at : at + characters]
         return
-    rest = b""
+    held: list[bytes] = []  # of one piece
+    missing = characters
     for part in text.parts:
-        rest, at = rest + part[: max(0, characters - len(rest))], characters - len(rest)
-        while len(rest) == characters:
-            yield rest
-            rest, at = part[at : at + characters], at + characters
-    if rest:
-        yield rest
+        at = 0
+        while len(part) - at >= missing:
+            held.append(part[at : at + missing])
+            yield b"".join(held)
+            held, at, missing = [], at + missing, characters
+        if at < len(part):
+            held.append(part[at:])
+            missing -= len(part) - at
+    if held:
+        yield b"".join(held)
