@@ -127,16 +127,18 @@ class Weights:
 def weights_of(said: Said, known: Weights, *, at_start: int, had_route: bool = False) -> Weights:
     """What an engine runs, once it has said so.
 
-    Another process than the one that had ``known``, and one without the route that ``had_route``,
-    have the weights of their start. So has an engine that can name its weights and names none,
-    unless others were reported since, or it named some before.
+    Another process than the one that had ``known`` has the weights of its start; so has, where the
+    process of ``known`` never showed, one without the route that ``had_route``. So has an engine
+    that can name its weights and names none, unless others were reported since, or it named some
+    before.
     """
     assert not isinstance(said.identity, Misfit), "what is not legible says nothing"
     has_route = said.identity is not None
     if said.identity is not None and said.identity.policy_version is not None:
         version = said.identity.policy_version
         return Weights(policy_version=version, is_named=True, process=said.process)
-    is_another = known.are_of_another(said.process) or (had_route and not has_route)
+    has_lost_it = had_route and not has_route and known.process is None  # else the process tells
+    is_another = known.are_of_another(said.process) or has_lost_it
     if is_another or (has_route and (known.is_named or not known.is_reported)):
         return Weights(policy_version=at_start, process=said.process)
     return known if known.process == said.process else replace(known, process=said.process)

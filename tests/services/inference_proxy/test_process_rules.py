@@ -53,6 +53,11 @@ def test_an_engine_that_had_the_route_and_has_it_no_more_was_started_anew() -> N
     assert weights_of(other, named_ones, at_start=1, had_route=False) == named_ones
 
 
+def test_the_process_that_was_reported_may_have_come_without_the_route() -> None:
+    """It was started anew without the plugin, unseen, and then brought up to date."""
+    assert weights_of(says(process="a", route=False), KNOWN, at_start=1, had_route=True) == KNOWN
+
+
 @pytest.mark.parametrize(
     ("names", "process", "at_least", "is_shown"),
     [
