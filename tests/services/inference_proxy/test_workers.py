@@ -290,7 +290,8 @@ async def test_what_is_applied_by_itself_is_applied_by_all_and_pushed_once(tmp_p
         taken.append((await request.json())["policy_version"])
         return Response(status_code=204)
 
-    engines = {"e0": StubEngine(), "e1": StubEngine()}
+    named = {"is_by_handle": True, "run_id": "run-1", "policy_version": 5}
+    engines = {name: StubEngine(identity=dict(named)) for name in ("e0", "e1")}
     async with (
         served(orchestrator) as url,
         workers(engines, tmp_path, orchestrator_url=url, ejection_backoff_s=60) as proxy,
@@ -298,6 +299,7 @@ async def test_what_is_applied_by_itself_is_applied_by_all_and_pushed_once(tmp_p
         # What was on record is known to both before either serves.
         for worker in (0, 1):
             assert await rollout(proxy, session_of(worker, number=99), turns=1) == [5]
+        engines["e0"].identity = {**named, "policy_version": 6}
         body = {"policy_version": 6, "engines": ["e0"]}
         assert (await proxy.ask("POST", "/v1/policy-version", json=body)).json()["applied"] == 5
         engines["e1"].is_healthy = False  # its probes fail: what is left has v6
