@@ -189,9 +189,13 @@ class EngineBook:
         return engine
 
     def release(self, name: str) -> Engine:
-        """Let the next probe bring one back. Raises UnknownEngine."""
+        """Let the next probe bring one back. Raises UnknownEngine.
+
+        Whether it names its weights is found out anew: it may be of another kind since.
+        """
         engine = self.get(name)
         engine.health = engine.health.release()
+        engine.names_weights = False
         engine.returns_total += 1
         return engine
 

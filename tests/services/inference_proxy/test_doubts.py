@@ -161,6 +161,24 @@ def test_that_an_engine_names_its_weights_is_known_in_all_workers() -> None:
     assert [engine.names_weights for engine in follower] == [True, False]
 
 
+def test_an_engine_that_names_nothing_any_more_is_believed_once_it_was_returned() -> None:
+    """It was replaced by an older server: else no report would bring it back."""
+    leader, follower = leader_and_follower()
+    for book in (leader, follower):
+        asked(book, book.get("e0"), 2)
+
+    def reported(number: int) -> list[int]:
+        leader.report(3, ["e0"])
+        adopt(said(leader, number), follower, Gate())
+        for book in (leader, follower):
+            asked(book, book.get("e0"), None)
+        return [book.get("e0").policy_version for book in (leader, follower)]
+
+    assert (reported(1), reported(2)) == ([0, 0], [0, 0])
+    leader.release("e0")
+    assert reported(3) == [3, 3]
+
+
 def test_a_worker_that_begins_after_a_going_back_answers_requests_of_before() -> None:
     leader, _ = leader_and_follower()
     leader.report(5)
