@@ -18,15 +18,13 @@ from prometheus_client import CollectorRegistry
 from services.inference_proxy.admission import Gate
 from services.inference_proxy.asking import Asking
 from services.inference_proxy.calls import EngineCalls
-from services.inference_proxy.dialects.vllm import make
 from services.inference_proxy.engine import Engine
 from services.inference_proxy.engines import EngineBook
-from services.inference_proxy.health import Health
 from services.inference_proxy.identity import EngineIdentity, Said, Weights
 from services.inference_proxy.metrics import Metrics
 from services.inference_proxy.upstream import EngineBehind, Upstream
 from services.inference_proxy.workers.state import FollowingBook, adopt, state_of
-from tests.services.inference_proxy.test_sampled import LIMITS, named
+from tests.services.inference_proxy.test_sampled import engine_of, named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,14 +132,7 @@ class Worker:
     """One worker: its book, its calls, and the probe that is under way in it."""
 
     def __init__(self, truth: Truth, kind: type[EngineBook]) -> None:
-        self.engine = Engine(
-            name="e0",
-            url="http://e0",
-            role="colocated",
-            payload_mount=None,
-            health=Health(limits=LIMITS),
-            dialect=make(None),
-        )
+        _, self.engine = engine_of()
         self.book, self._truth = kind([self.engine]), truth
         metrics = Metrics(CollectorRegistry())
         upstream = cast("Upstream", None)  # nothing is sent
